@@ -1,0 +1,92 @@
+"""What an action is, and what it may ask of a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, Protocol
+
+from guard.registry import Params, Registry
+from guard.types import Detection, Result
+
+# Strongest first (DESIGN §5): when several policies fire in one tick, the strongest action's policy owns it.
+STRENGTH = {"stop": 0, "rollback": 1, "skip_step": 2, "clip": 3, "scale_lr": 4}
+OTHER = 5
+
+SnapshotName = Literal["last_good", "previous", "start", "best"]
+DataMode = Literal["replay", "skip_offending", "skip_window", "advance"]
+
+
+class Run(Protocol):
+    """The run as an action sees it. The guard implements it; tests may too."""
+
+    @property
+    def lr_multiplier(self) -> float: ...
+
+    def typical_grad_norm(self) -> float:
+        """Running typical global gradient norm; NaN while nothing is known."""
+
+    def clip(self, max_norm: float, pattern: str | None) -> float:
+        """Scales the gradients of parameters whose name matches `pattern` (all if None) down to `max_norm`,
+        in place; returns the factor (1.0: nothing to do)."""
+
+    def skip_step(self) -> None:
+        """Leaves this step out: no update, buffers changed by the forward pass put back."""
+
+    def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
+        """Sets the standing multiplier of all learning rates; with `recover` it returns to 1 over that many steps."""
+
+    def rollback(self, to: SnapshotName, data: DataMode, since: int) -> dict[str, Any]:
+        """Restores a snapshot in place. Returns `from_step`, `to_step`, `skipped_windows`.
+
+        Raises:
+            UnavailableError: there is no such snapshot.
+        """
+
+    def can_rollback(self, to: SnapshotName, since: int) -> str | None:
+        """None, or why such a rollback is impossible."""
+
+    def can_replay(self) -> bool:
+        """The data source can go back."""
+
+    def set_precision(self, dtype: str, lasts: int | None) -> None:
+        """Overrides the autocast dtype (``bf16``, ``fp32``) from the next forward pass on, for `lasts` ticks."""
+
+    def can_set_precision(self, dtype: str) -> str | None:
+        """None, or why that precision is impossible or already in force."""
+
+    def stop(self, restore: Literal["best", "last_good", "none"], since: int) -> dict[str, Any]:
+        """Restores what is asked and ends the run: `TrainingStopped` is raised once journal and state are safe."""
+
+
+class Action(ABC):
+    """One change to a run. Loads no torch: tensors are the `Run`'s business.
+
+    Args:
+        params: validated parameters, an instance of the class's own `Params`.
+    """
+
+    name: ClassVar[str]
+    leaves_data_out: ClassVar[bool] = False    # a fault on *other* data afterwards is no failure of this remedy
+    repeatable: ClassVar[bool] = False         # may be taken at every firing without climbing the ladder
+
+    class Params(Params):
+        """What YAML may set."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+    def unavailable(self, run: Run, detection: Detection) -> str | None:  # noqa: ARG002 - for those that can be
+        """Why this action is impossible now, or None. Asked before anything runs."""
+        return None
+
+    @abstractmethod
+    def apply(self, run: Run, detection: Detection) -> Result:
+        """Does it."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it will do, as one clause in plain words: ``roll back to the last good checkpoint and replay``."""
+
+
+ACTIONS: Registry[Action] = Registry("action", "guard.actions", "guard.actions")
+action = ACTIONS.register

@@ -1,0 +1,55 @@
+"""Clip: scale the gradients of this step down to a norm.
+
+Why: one exploding gradient need not cost the step, only its length.
+Does: multiplies gradients in place by ``max_norm / norm`` where that is below 1.
+
+Args:
+    max_norm: largest global L2 norm, > 0, or ``auto``: the running typical norm.
+    params: shell pattern over parameter names; those are clipped by their own norm. Default: all together.
+Example:
+    {type: clip, max_norm: auto}
+Source: Pascanu et al. 2013, as torch.nn.utils.clip_grad_norm_; `auto` uses the guard's robust baseline in place of a
+    hand-picked constant.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from guard.actions._base import Action, Run, action
+from guard.registry import Params
+from guard.types import Detection, Result
+
+
+@action("clip")
+class Clip(Action):
+    repeatable = True
+
+    class Params(Params):
+        max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+        params: str | None = None
+
+    def unavailable(self, run: Run, detection: Detection) -> str | None:
+        if math.isfinite(self._max_norm(run, detection)):
+            return None
+        return "no typical gradient norm is known yet"
+
+    def apply(self, run: Run, detection: Detection) -> Result:
+        limit = self._max_norm(run, detection)
+        factor = run.clip(limit, self.params.params)
+        of = f" of {self.params.params}" if self.params.params else ""
+        return Result("clip", f"clipped the gradient{of} to norm {limit:.3g}", {"factor": factor, "max_norm": limit})
+
+    def describe(self) -> str:
+        of = f" of parameters {self.params.params}" if self.params.params else ""
+        limit = "its running typical norm" if self.params.max_norm == "auto" else f"norm {self.params.max_norm:g}"
+        return f"clip the gradient{of} to {limit}"
+
+    def _max_norm(self, run: Run, detection: Detection) -> float:
+        if self.params.max_norm != "auto":
+            return float(self.params.max_norm)
+        typical = run.typical_grad_norm()
+        return typical if math.isfinite(typical) else detection.baseline

@@ -1,0 +1,46 @@
+"""Scale LR: multiply every learning rate by a standing factor.
+
+Why: oscillation and divergence mean that the steps are too long.
+Does: keeps one multiplier and applies it around the real step only, so schedulers and loops that set the rate keep
+    working and cannot undo it. Effective rate: ``max(lr * m, min(lr, min_lr))``.
+
+Args:
+    factor: > 0; multiplies the multiplier in force.
+    min_lr: never below this rate [LR units], unless the schedule itself is.
+    recover: return to the schedule's rate over that many steps; default: the cut stays.
+Example:
+    {type: scale_lr, factor: 0.5, min_lr: 1e-7}
+Source: the usual answer to divergence in public issue trackers; a multiplier survives schedulers, a write does not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from guard.actions._base import Action, Run, action
+from guard.registry import Params
+from guard.types import Detection, Result
+from guard.units import Steps
+
+
+@action("scale_lr")
+class ScaleLR(Action):
+    class Params(Params):
+        factor: Annotated[float, Field(gt=0)]
+        min_lr: Annotated[float, Field(ge=0)] = 0.0
+        recover: Annotated[Steps, Field(ge=1)] | None = None
+
+    def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
+        before = run.lr_multiplier
+        after = before * self.params.factor
+        run.scale_lr(after, self.params.min_lr, self.params.recover)
+        return Result("scale_lr", f"scaled the learning rate by {self.params.factor:g}; it is now {after:.3g} of the schedule's",
+                      {"lr_multiplier": [before, after]}, standing=True)
+
+    def describe(self) -> str:
+        floor = f", never below {self.params.min_lr:g}" if self.params.min_lr else ""
+        back = f", returning over {self.params.recover} steps" if self.params.recover else ""
+        verb = "halve the learning rate" if self.params.factor == 0.5 else f"scale the learning rate by {self.params.factor:g}"
+        return f"{verb}{floor}{back}"

@@ -1,0 +1,121 @@
+"""`guard.attach`: from a training script's objects to a guard at work."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from guard.checkpoints import Stateful
+from guard.clock import SystemClock
+from guard.errors import RunDirError, UsageError
+from guard.guard import Guard
+from guard.incidents import IncidentLog, read_journal
+from guard.notify import Courier, ReceiverSpec
+from guard.policy import PolicySet, dump, load
+from guard.receivers import receiver_specs
+from guard.types import Mode
+
+_ATTACHED: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
+
+
+def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], *,
+           policy: str | os.PathLike[str] | Mapping[str, Any] | PolicySet = "default",
+           scheduler: Any = None, scaler: Any = None, run_dir: str | os.PathLike[str] | None = None,
+           extra: Mapping[str, Stateful] | None = None, resume: Literal["auto", "never"] = "auto",
+           receivers: Sequence[ReceiverSpec] | None = None, mode: Mode | None = None) -> Guard:
+    """Puts a guard around ``optimizer.step``. One line in a training script is enough.
+
+    Args:
+        model: what is trained; a container (``nn.ModuleList``) for several.
+        optimizer: one, or several (GANs); the first is the clock.
+        policy: name of a shipped policy, path of a YAML file, a dict, or a `PolicySet`.
+        scheduler: learning rate scheduler(s), rolled back with the rest.
+        scaler: the `torch.amp.GradScaler`, if the loop uses one.
+        run_dir: where the journal goes; default: ``GUARD_RUN_DIR``, else a new ``runs/<script>-<job or date-pid>``.
+        extra: name -> anything with `state_dict` and `load_state_dict` that is to be rolled back too (an EMA).
+        resume: ``auto`` goes on in the journal of an unfinished run; ``never`` begins anew in the same directory.
+        receivers: in place of the policy's; ``[]`` tells nobody, the journal is written all the same.
+        mode: ``observe`` or ``enforce``, in place of the policy's.
+
+    Returns:
+        The guard; also a context manager. It closes itself at exit.
+
+    Raises:
+        PolicyError: the policy cannot be loaded; lists every mistake with file, line and column.
+        UsageError: an argument cannot be what it must be.
+        RunDirError: another live guard owns `run_dir`, or its run has ended.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+    _check(model, optimizers, schedulers, scaler, extra or {}, mode)
+    policies = load(policy)  # type: ignore[arg-type]
+    for o in optimizers:
+        if (earlier := _ATTACHED.pop(o, None)) is not None:
+            earlier.close(timeout=1.0)
+    path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
+    before = IncidentLog(read_journal(path))
+    if before.finished is not None and resume == "auto":
+        raise RunDirError(f"the run in {path} has {before.finished['status']}; give this one another run_dir, "
+                          "or say resume='never' to begin anew there")
+    chosen: Mode = mode or policies.mode or "enforce"
+    alone = _world_size() == 1
+    clock = SystemClock()
+    guard = Guard(model, optimizers, policies, schedulers=schedulers, scaler=scaler, run_dir=path, extra=dict(extra or {}),
+                  mode=chosen if alone else "observe", clock=clock)
+    for o in optimizers:
+        _ATTACHED[o] = guard
+    guard.report.started(run=path.name, mode=guard.mode, policy=policies.name, policy_text=dump(policies))
+    if not alone and chosen == "enforce":
+        guard.report.notice("warning", f"{_world_size()} processes train together: this version only observes such runs")
+    _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
+    atexit.register(guard.close)
+    return guard
+
+
+def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -> None:
+    """Starts the courier, which follows the journal in the background."""
+    if not receivers:
+        return
+    from guard.incidents.plot import render_in_subprocess
+
+    courier = Courier(guard.run_dir, receivers, clock=clock, plot=render_in_subprocess)
+    courier.start()
+    guard.report.wake = courier.wake
+    guard.on_close.append(courier.close)
+
+
+def _check(model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any], scaler: Any, extra: Mapping[str, Any],
+           mode: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
+        raise UsageError("optimizer must be a torch.optim.Optimizer or a list of them, not "
+                         f"{', '.join(type(o).__name__ for o in optimizers) or 'an empty list'}")
+    for name, thing in {**{f"scheduler {i}": s for i, s in enumerate(schedulers)}, "scaler": scaler, **extra}.items():
+        if thing is not None and not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise UsageError(f"{name} ({type(thing).__name__}) has no state_dict/load_state_dict, so it cannot be rolled back")
+    if mode not in (None, "observe", "enforce"):
+        raise UsageError(f"mode must be 'observe' or 'enforce', not {mode!r}")
+    held = {id(p) for p in model.parameters()}
+    if not any(id(p) in held for o in optimizers for g in o.param_groups for p in g["params"]):
+        warnings.warn("the optimizer holds none of the model's parameters; is it the right model?", stacklevel=3)
+
+
+def _new_run_dir() -> Path:
+    job = os.environ.get("SLURM_JOB_ID") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return Path("runs") / f"{Path(sys.argv[0] or 'python').stem or 'python'}-{job}"
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -1,0 +1,150 @@
+"""The detectors that a policy set needs, and which policies their detections satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from guard.checkpoints import Snapshot
+from guard.detectors import DETECTORS, Detector
+from guard.policy import PolicySet, parse
+from guard.policy.schema import Policy
+from guard.policy.triggers import All, Leaf, Trigger, leaves
+from guard.types import Detection, Signals
+
+_NOTHING: dict[int, Detection] = {}
+
+# What holds the gate if a policy set says nothing about non-finite numbers.
+_GATE = """
+version: 1
+policies:
+  - name: gate
+    description: Non-finite gradients never reach the optimizer.
+    severity: critical
+    trigger: {type: non_finite}
+    actions: [{type: skip_step}]
+"""
+
+
+class Rules:
+    """Policies, with each different detector once.
+
+    Attributes:
+        policies: those of the set, and the gate if none of them waits for non_finite.
+    """
+
+    def __init__(self, policies: PolicySet) -> None:
+        chosen = [p for p in policies.policies if p.enabled]
+        if not any(leaf.type == "non_finite" for p in chosen for leaf in leaves(p.trigger)):
+            chosen += parse(_GATE, None).policies
+        self.policies: Sequence[Policy] = tuple(chosen)
+        self._leaves = list(dict.fromkeys(leaf for p in chosen for leaf in leaves(p.trigger)))
+        self._index = {leaf: i for i, leaf in enumerate(self._leaves)}
+
+    def bank(self) -> Bank:
+        """A fresh set of detectors."""
+        detectors = []
+        for leaf in self._leaves:
+            cls = DETECTORS.get(leaf.type)
+            assert cls is not None, "checked when the policy was loaded"
+            detectors.append(cls(leaf.params))
+        return Bank(detectors)
+
+    def indices(self, name: str) -> list[int]:
+        """Indices of the detectors called `name`."""
+        return [i for i, leaf in enumerate(self._leaves) if leaf.type == name]
+
+    def satisfied(self, hits: Mapping[int, Detection]) -> dict[int, Detection]:
+        """Index of a policy -> the detection that satisfies its trigger.
+
+        Args:
+            hits: index of a detector -> its detection.
+        """
+        if not hits:
+            return {}
+        found = ((i, self._evaluate(p.trigger, hits)) for i, p in enumerate(self.policies))
+        return {i: detection for i, detection in found if detection is not None}
+
+    def _evaluate(self, trigger: Trigger, hits: Mapping[int, Detection]) -> Detection | None:
+        if isinstance(trigger, Leaf):
+            return hits.get(self._index[trigger])
+        parts = [self._evaluate(part, hits) for part in trigger.of]
+        seen = [p for p in parts if p is not None]
+        if not seen or isinstance(trigger, All) and len(seen) < len(parts):
+            return None
+        return min(seen, key=lambda d: d.since)
+
+
+class Bank:
+    """The detectors of one optimizer.
+
+    Attributes:
+        flagged: what fired in this tick.
+        failed: ``(name, error)`` of detectors that raised; they are out.
+    """
+
+    __slots__ = ("_detectors", "_indexed", "failed", "flagged")
+
+    def __init__(self, detectors: Sequence[Detector]) -> None:
+        self._indexed = list(enumerate(detectors))
+        self._detectors = list(detectors)
+        self.flagged: dict[int, Detection] = _NOTHING
+        self.failed: list[tuple[str, Exception]] = []
+
+    def score(self, s: Signals) -> dict[int, Detection]:
+        """Index of a detector -> its detection; empty in a healthy tick."""
+        hits = _NOTHING
+        at = None
+        try:
+            for at in self._indexed:
+                hit = at[1].score(s)
+                if hit is not None:
+                    if hits is _NOTHING:
+                        hits = {}
+                    hits[at[0]] = hit
+        except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+            assert at is not None
+            self._disable(at[1], error)
+            return self.score(s)
+        return hits
+
+    def learn(self, s: Signals) -> None:
+        """An accepted tick: detectors that saw nothing learn, the others count it."""
+        at = None
+        try:
+            if not self.flagged:
+                for at in self._detectors:
+                    at.learn(s)
+            else:
+                for i, at in self._indexed:
+                    if i in self.flagged:
+                        at.hold(s)
+                    else:
+                        at.learn(s)
+        except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+            assert at is not None
+            self._disable(at, error)
+
+    def refill(self, went_back: Snapshot | None, number: int) -> None:
+        """After a remedy; after a rollback also with the baselines of that time.
+
+        Args:
+            went_back: the snapshot that was restored, if one was.
+            number: which optimizer's bank this is.
+        """
+        if went_back is not None:
+            self.load_state_dict(went_back.context["baselines"][number])
+        for detector in self._detectors:
+            detector.refill()
+
+    def state_dict(self) -> dict[int, Any]:
+        return {i: d.state_dict() for i, d in self._indexed}
+
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        for i, detector in self._indexed:
+            detector.load_state_dict(state[i])
+
+    def _disable(self, detector: Detector, error: Exception) -> None:
+        self.failed.append((detector.name, error))
+        self._indexed = [(i, d) for i, d in self._indexed if d is not detector]
+        self._detectors = [d for d in self._detectors if d is not detector]

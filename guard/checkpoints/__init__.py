@@ -1,0 +1,8 @@
+"""Snapshots of a run in memory: captured at iteration boundaries, restored in place, bit for bit."""
+
+from guard.checkpoints.interval import Interval, keep_that_fits
+from guard.checkpoints.ring import Ring
+from guard.checkpoints.rng import RngState
+from guard.checkpoints.state import Snapshot, Stateful, TrainingState
+
+__all__ = ["Interval", "Ring", "RngState", "Snapshot", "Stateful", "TrainingState", "keep_that_fits"]

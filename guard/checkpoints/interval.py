@@ -1,0 +1,66 @@
+"""When the next snapshot is due, and how many fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Literal
+
+from guard.checkpoints.state import Snapshot
+from guard.clock import Clock
+
+_SHARE = 0.005    # of the run's time that `auto` spends on snapshots
+
+
+class Interval:
+    """Every so many steps, or as often as a small share of the run's time allows.
+
+    Args:
+        every: steps, or ``auto``.
+        clock: for `auto`.
+    """
+
+    def __init__(self, every: int | Literal["auto"], clock: Clock) -> None:
+        self._every, self._clock = every, clock
+        self._next_step, self._next_time = 0, 0.0
+        self._cost = 0.0
+
+    def due(self, step: int) -> bool:
+        if self._every == "auto":
+            return self._clock.monotonic() >= self._next_time
+        return step >= self._next_step
+
+    def measure(self, capture: Callable[[], Snapshot]) -> Snapshot:
+        """Takes a snapshot and remembers what it cost."""
+        start = self._clock.monotonic()
+        snapshot = capture()
+        self._cost = self._clock.monotonic() - start
+        return snapshot
+
+    def taken(self, step: int) -> None:
+        """A snapshot was taken, or the run went back to one, at `step`."""
+        if self._every == "auto":
+            self._next_time = self._clock.monotonic() + self._cost / _SHARE
+        else:
+            self._next_step = step + self._every
+
+    def now(self) -> None:
+        """Makes one due at the next boundary."""
+        self._next_step, self._next_time = 0, 0.0
+
+
+def keep_that_fits(size: int, keep: int, share: float) -> int:
+    """How many good snapshots of `size` [bytes] fit into `share` of the free memory, besides start and candidate; >= 1."""
+    return max(1, min(keep, int(free_memory() * share // max(1, size)) - 2))
+
+
+def free_memory() -> int:
+    """Memory [bytes] that could be used without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - a kernel file
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,35 @@
+"""All random number generators a training loop draws from, as one value."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class RngState:
+    """States of python, numpy, torch CPU and every initialised CUDA device."""
+
+    python: Any
+    numpy: Any
+    torch: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def capture(cls) -> RngState:
+        """Reads, draws nothing. numpy's only if the program has loaded numpy."""
+        numpy = sys.modules.get("numpy")
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+        return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))

@@ -1,0 +1,5 @@
+"""The command line: one file per command, torch-free except for `guard demo`."""
+
+from guard.cli._main import main
+
+__all__ = ["main"]

@@ -1,0 +1,46 @@
+"""A run's receivers, as its own copy of the policy names them, and what they have not been told."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from guard.cli import _runs
+
+if TYPE_CHECKING:
+    from guard.notify import Courier, Pending, ReceiverSpec
+
+
+def receivers(run_dir: Path) -> list[ReceiverSpec] | str:
+    """The receivers in the run's ``policy.yaml``, or why they are not known."""
+    from guard.errors import PolicyError
+    from guard.policy import load
+    from guard.receivers import receiver_specs
+
+    try:
+        return receiver_specs(load(run_dir / "policy.yaml"))
+    except PolicyError as error:
+        return str(error.problems[0])
+
+
+def courier(run_dir: Path, specs: list[ReceiverSpec], say: Callable[[str], None], home: Path | None = None) -> Courier:
+    """A courier of this process."""
+    from guard.incidents.plot import render_in_subprocess
+    from guard.notify import Courier
+
+    return Courier(run_dir, specs, clock=_runs.CLOCK, home=home, plot=render_in_subprocess, say=say)
+
+
+def untold(run_dir: Path) -> list[Pending] | str:
+    """What is not told yet, or why that is not known. Leaves the run directory as it is."""
+    specs = receivers(run_dir)
+    if isinstance(specs, str):
+        return specs
+    box = run_dir / "outbox.db"
+    if box.exists() and not os.access(box, os.R_OK | os.W_OK):
+        return f"{box} cannot be opened by this user"
+    with tempfile.TemporaryDirectory() as elsewhere:    # an outbox that is not there is not made by a look at it
+        return courier(run_dir, specs, lambda _: None, None if box.exists() else Path(elsewhere)).pending()

@@ -1,0 +1,93 @@
+"""What is different in a run from what its script says: learning rate, precision, modes set by a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from guard.incidents.rundir import SIGNAL_COLUMNS
+from guard.types import Entry, Mode
+
+_TAIL = 4096    # bytes read from the end of signals.csv
+_ENDED = {"the learning rate is back at the schedule's": "lr", "the precision override has ended": "precision"}
+
+
+@dataclass(slots=True)
+class InForce:
+    """Folded from the journal.
+
+    Args:
+        lr_multiplier: standing factor on the learning rate.
+        precision: the dtype that overrides the loop's autocast, or None.
+        modes: by policy, where a person set one.
+        changes: ``(incident, action, summary)`` of every change that can be undone.
+    """
+
+    lr_multiplier: float = 1.0
+    precision: str | None = None
+    modes: dict[str, Mode] = field(default_factory=dict)
+    changes: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def in_force(entries: list[Entry]) -> InForce:
+    """What the journal says is in force after its last line."""
+    now = InForce()
+    for entry in entries:
+        match entry["kind"]:
+            case "run_started":
+                now.modes = {}
+            case "mode":
+                _set_mode(now, entry)
+            case "attempt" if not entry["would"]:
+                for result in entry["results"]:
+                    _apply(now, entry["incident"], result)
+            case "undone":
+                now.changes = [c for c in now.changes if c[0] != entry["incident"]]
+                now.lr_multiplier = float(entry["changes"].get("lr_multiplier", now.lr_multiplier))
+                now.precision = entry["changes"].get("precision", now.precision)
+            case "notice" if (what := _ENDED.get(entry["message"])) is not None:
+                _end(now, what)
+    return now
+
+
+def _set_mode(now: InForce, entry: Entry) -> None:
+    if entry["policy"] is None:
+        now.modes = {}
+    else:
+        now.modes[entry["policy"]] = entry["mode"]
+
+
+def _apply(now: InForce, incident: str, result: Entry) -> None:
+    changes = result.get("changes") or {}
+    if "lr_multiplier" in changes:
+        now.lr_multiplier = float(changes["lr_multiplier"][1])
+    if "precision" in changes:
+        now.precision = str(changes["precision"])
+    if result.get("standing"):
+        now.changes.append((incident, str(result["type"]), str(result["summary"])))
+
+
+def _end(now: InForce, what: str) -> None:
+    if what == "lr":
+        now.lr_multiplier = 1.0
+    else:
+        now.precision = None
+    ended = "scale_lr" if what == "lr" else "precision"
+    now.changes = [c for c in now.changes if c[1] != ended]
+
+
+def last_signals(run_dir: Path) -> dict[str, float] | None:
+    """The newest whole row of ``signals.csv``, or None."""
+    try:
+        with (run_dir / "signals.csv").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            lines = file.read().decode("ascii", "replace").split("\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        cells = line.split(",")
+        try:
+            return dict(zip(SIGNAL_COLUMNS, map(float, cells), strict=True))
+        except ValueError:
+            continue
+    return None

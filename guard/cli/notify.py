@@ -1,0 +1,58 @@
+"""`guard notify`."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from guard.cli import _runs
+from guard.cli._courier import courier, receivers
+from guard.cli._runs import ReadDir, find_run
+from guard.cli._say import NO_RUN, PROBLEMS, fail, note, out, wrapped
+
+if TYPE_CHECKING:
+    from guard.notify import Courier
+
+EXAMPLES = ("guard notify runs/exp1",)
+
+
+def command(
+    run_dir: ReadDir = None,
+    wait: Annotated[float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to go on trying.")] = 30.0,
+) -> None:
+    """Deliver what a run could not tell itself."""
+    path = find_run(run_dir)
+    specs = receivers(path)
+    if isinstance(specs, str):
+        fail(f"the receivers of {path} are not known: {specs}", NO_RUN)
+    if not specs:
+        out("The run's policy names no receivers.")
+        return
+    post = courier(path, specs, note)
+    told, leader = _deliver(post, wait)
+    if not leader:
+        fail("another process delivers this run's messages, likely the run itself; nothing was done here", PROBLEMS)
+    left = post.pending()
+    done = f"{told} message{'' if told == 1 else 's'} sent or brought up to date."
+    out(f"{done} {'Not told:' if left else 'Nothing is left to tell.'}")
+    for p in left:
+        out(wrapped(f"{p.receiver}, {p.incident}: {p.first_line} ({p.error or 'not tried yet'})", "  - ", "    "))
+    raise typer.Exit(PROBLEMS if left else 0)
+
+
+def _deliver(post: Courier, wait: float) -> tuple[int, bool]:
+    """Passes until all is told, the time is up, or somebody else turns out to deliver."""
+    never, clock = threading.Event(), _runs.CLOCK
+    end, told = clock.monotonic() + wait, 0
+    try:
+        while True:
+            progress = post.deliver_once(eager=True)
+            told += progress.told
+            pause = max(0.2, progress.next_try or 0.0)
+            if not progress.waiting or not progress.leader or clock.monotonic() + pause > end:
+                return told, progress.leader
+            clock.wait(never, pause)
+    finally:
+        post.close(1.0)    # gives the outbox back

@@ -1,0 +1,124 @@
+"""Oscillation: the loss swings and gets nowhere.
+
+Why it matters: the rate is too high (or gradients add up because nobody clears them); every further tick is wasted, and a
+    lower rate usually mends it at once.
+Fires when: over the second half of the window the loss stays above its best quarter by `rise`, by 2 % of the start level
+    and by 5 standard errors, it is
+    not falling, and its detrended deviation is more than 0.1 of its mean: ratio > 0.1 is moderate, > 0.5 severe. Where the rate
+    was raised since that best, by three times as much. Or: the ratio is above 0.3, the window has no progress,
+    and the gradient norm climbs while hardly changing from one tick to the next, as the sum of all gradients so far does.
+
+Args:
+    window: ticks judged at once [steps], >= 48. Default 96.
+    rise: how far above the best quarter [share of that], > 0. Default 0.6.
+Signals: loss, float, unscaled; grad_norm, float; lr_effective.
+Cost: O(1) per tick (8 blocks, judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
+Blind to: noise around a level that was never bettered; losses that are not positive; swings slower than the window.
+Raises: PolicyError at load; never at run time.
+Example:
+    {type: oscillation, window: 100 steps}
+Source: the std / mean grades of common loss-curve linters (0.1, 0.5). That ratio alone calls every small batch an oscillation,
+    so here it only grades; the verdict is lost ground.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import sub
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from guard.detectors._base import Detector, detector
+from guard.detectors._stats import line
+from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
+from guard.units import Steps
+
+_SWINGS, _SEVERE = 0.1, 0.5  # detrended deviation / mean
+_FORGETS = 0.1  # of the distance to the best, per block
+_ERRORS = 5.0  # standard errors above the best quarter
+
+
+@detector("oscillation")
+class Oscillation(Windowed):
+    class Params(Detector.Params):
+        window: Annotated[Steps, Field(ge=48)] = 96
+        rise: Annotated[float, Field(gt=0)] = 0.6
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.best = math.inf  # least mean of two blocks that have left the window
+        self.best_lr = 0.0
+        self.start = math.nan  # mean of the first block
+
+    def closed(self, block: Block) -> None:
+        if self.start != self.start:
+            self.start = block.mean
+        if len(self.blocks) > BLOCKS:
+            a, b = self.blocks[:2]
+            if a.mean + b.mean < 2.0 * self.best:
+                self.best, self.best_lr = 0.5 * (a.mean + b.mean), max(a.lr, b.lr)
+            else:  # ground is lost within some windows; a slow drift (a game that gets harder) is none
+                self.best += _FORGETS * (0.5 * (a.mean + b.mean) - self.best)
+
+    def rough(self, norms: list[float], mean: float) -> float:  # noqa: ARG002 - the mean step from one tick to the next
+        return sum(map(abs, map(sub, norms[1:], norms))) / len(norms)
+
+    def judge(self) -> Found | None:
+        b = self.blocks
+        first, third, last = 0.5 * (b[0].mean + b[1].mean), 0.5 * (b[4].mean + b[5].mean), 0.5 * (b[6].mean + b[7].mean)
+        best, lr = (self.best, self.best_lr) if self.best < first else (first, b[1].lr)
+        if best <= 0.0 or last - best < 0.02 * self.start:  # swings at the floor of a finished run are nothing
+            return None
+        if last < 0.5 * first and first > third > last:  # a new level is being learnt: the old best is past
+            self.best = math.inf
+            return None
+        found = None
+        if third > best * (1.0 + self.params.rise) < last:
+            found = self._lost_ground(best, lr)
+        if found is None and b[7].norm > 1.05 * b[0].norm > 0.0:
+            found = self._gathers(best, first)
+        return found
+
+    def _lost_ground(self, best: float, lr: float) -> Found | None:
+        blocks, rise = self.blocks, self.params.rise
+        if max(b.lr for b in blocks) > 1.2 * lr > 0.0:
+            rise *= 3.0
+        half = [b.mean for b in blocks[-HALF:]]
+        if half[0] + half[1] < 2.0 * best * (1.0 + rise) or half[2] + half[3] < 2.0 * best * (1.0 + rise):
+            return None
+        if half[1] > half[2] > half[3] and half[3] < 0.7 * max(half):  # it was one jump, and is being learnt away
+            return None
+        mean, level, sd, fall = self._shape()
+        error = sd * math.sqrt(6.0 / (BLOCKS * self.size))  # of a half minus a quarter
+        if sd < _SWINGS * mean or fall < -sd or level - best < _ERRORS * error:
+            return None
+        grade = "severe" if sd > _SEVERE * mean else "moderate"
+        message = f"{grade} oscillation: loss swings by {sd / mean:.0%} around {level:.3g}, its best was {best:.3g}"
+        return "loss", level, best * (1.0 + rise), best, blocks[0].since, message
+
+    def _gathers(self, best: float, first: float) -> Found | None:
+        blocks = self.blocks
+        if not all(b.rough < 0.05 * b.norm for b in blocks):
+            return None
+        mean, level, sd, fall = self._shape()
+        if sd < 3.0 * _SWINGS * mean or fall < -sd or level < 0.9 * first:
+            return None
+        message = (f"loss swings by {sd / mean:.0%} around {level:.3g} while the gradient norm climbs smoothly from "
+                   f"{blocks[0].norm:.3g} to {blocks[-1].norm:.3g}: are gradients cleared between steps?")
+        return "loss", level, 0.9 * first, best, blocks[0].since, message
+
+    def _shape(self) -> tuple[float, float, float, float]:
+        """Mean of the window, of its second half, detrended deviation, and what the trend adds over the window."""
+        means = [b.mean for b in self.blocks]
+        mean, slope = sum(means) / BLOCKS, line(means)[0]
+        between = sum((m - mean - slope * (i - (BLOCKS - 1) / 2)) ** 2 for i, m in enumerate(means))
+        sd = math.sqrt((sum(b.var for b in self.blocks) + between) / BLOCKS)
+        return mean, sum(means[HALF:]) / HALF, sd, slope * BLOCKS
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best": self.best, "best_lr": self.best_lr, "start": self.start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.best, self.best_lr, self.start = state["best"], state["best_lr"], state["start"]

@@ -1,0 +1,107 @@
+"""Plateau: the loss moved, then stopped early, far from done.
+
+Why it matters: a rate that was too high at the start can press a network into a corner that it never leaves; the loss curve
+    looks like convergence, and nobody notices before the end.
+Fires when: over a window the loss has no downward trend (t > -2.5) and little noise (deviation < 0.06 of its level), is still
+    above `remaining` of its start level, made its last progress in the first third of the run, and either the gradient norm
+    has collapsed below `collapsed` of its early level and is unsteady, at a rate still above half of its maximum,
+    or the rate has spent more than half of the run below 1 % of its maximum.
+
+Args:
+    window: ticks judged at once [steps], >= 48. Default 160.
+    remaining: share of the start level that is "far from done", 0 < remaining < 1. Default 0.55.
+    collapsed: share of the early gradient norm, 0 < collapsed < 1. Default 0.33.
+Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients; lr_effective.
+Cost: O(1) per tick (8 blocks, judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
+Blind to: a plateau under noise, or with lively gradients; losses that are not positive. A run that stops at
+    an error nobody can get below looks much alike from outside: this is worth telling, not worth acting on.
+Raises: PolicyError at load; never at run time.
+Example:
+    {type: plateau, window: 160 steps, remaining: 0.55}
+Source: ReduceLROnPlateau knows only "no better for N"; the gradient's collapse is what tells stuck from converged here, and
+    was chosen on small runs of both kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import mul
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from guard.detectors._base import Detector, detector
+from guard.detectors._stats import line
+from guard.detectors._window import BLOCKS, Block, Found, Windowed
+from guard.units import Steps
+
+
+@detector("plateau")
+class Plateau(Windowed):
+    class Params(Detector.Params):
+        window: Annotated[Steps, Field(ge=48)] = 160
+        remaining: Annotated[float, Field(gt=0, lt=1)] = 0.55
+        collapsed: Annotated[float, Field(gt=0, lt=1)] = 0.33
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.start = self.start_norm = math.nan  # means of the first block
+        self.began = self.progressed = 0  # first tick, and the last one at which the loss was getting better
+        self.arrived = 0  # tick at which the progress up to then began
+        self.best = math.inf
+        self.top_lr = 0.0
+        self.slow_since = -1  # tick from which the rate has been below 1 % of its maximum
+
+    def rough(self, norms: list[float], mean: float) -> float:  # their variance
+        return sum(map(mul, norms, norms)) / len(norms) - mean * mean
+
+    def closed(self, block: Block) -> None:
+        if self.start != self.start:
+            self.start, self.start_norm, self.began = block.mean, block.norm, block.since
+        if block.lr > self.top_lr:
+            self.top_lr = block.lr
+        if block.lr >= 0.01 * self.top_lr:
+            self.slow_since = -1
+        elif self.slow_since < 0:
+            self.slow_since = block.since
+        recent = 0.5 * (block.mean + self.blocks[-2].mean) if len(self.blocks) > 1 else block.mean
+        if recent < self.best - 0.02 * abs(self.best) or self.best == math.inf:
+            self.best, self.progressed, self.arrived = recent, block.until, self.blocks[-2:][0].since
+
+    def judge(self) -> Found | None:
+        blocks, now = self.blocks, self.blocks[-1].until
+        if not blocks[-1].mean > self.params.remaining * self.start > 0.0:
+            return None
+        if 3 * (self.progressed - self.began) > now - self.began:
+            return None
+        means = [b.mean for b in blocks]
+        level, var = sum(means) / BLOCKS, sum(b.var for b in blocks) / BLOCKS
+        if not self.params.remaining * self.start < level < 0.98 * self.start:
+            return None
+        if var > (0.06 * level) ** 2 or line(means)[1] < -2.5:
+            return None
+        why = self._stuck(now)
+        if why is None:
+            return None
+        message = f"loss has stayed at {level:.4g} since tick {self.progressed}, {level / self.start:.0%} of its start, {why}"
+        return "loss", level, self.params.remaining * self.start, self.start, self.arrived, message
+
+    def _stuck(self, now: int) -> str | None:
+        blocks = self.blocks
+        if self.slow_since >= 0 and 2 * (now - self.slow_since) > now - self.began:
+            return f"and the learning rate is down to {blocks[-1].lr:.2g} since tick {self.slow_since}"
+        norm = sorted(b.norm for b in blocks)[BLOCKS // 2]
+        unsteady = math.sqrt(max(0.0, sum(b.rough for b in blocks)) / BLOCKS) > 0.2 * norm
+        if min(b.lr for b in blocks) > 0.5 * self.top_lr and norm < self.params.collapsed * self.start_norm and unsteady:
+            return f"and the gradient norm is down from {self.start_norm:.3g} to {norm:.3g}"
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "start": self.start, "start_norm": self.start_norm, "began": self.began,
+                "progressed": self.progressed, "arrived": self.arrived, "best": self.best, "top_lr": self.top_lr, "slow_since": self.slow_since}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.start, self.start_norm, self.began = state["start"], state["start_norm"], state["began"]
+        self.progressed, self.arrived, self.best = state["progressed"], state["arrived"], state["best"]
+        self.top_lr, self.slow_since = state["top_lr"], state["slow_since"]

@@ -1,0 +1,177 @@
+"""Where the batches come from, and how to get the same ones again.
+
+A callable is asked for an index. A DataLoader is read again: iterate from the random state with which its pass began,
+pass over what was read before, put the snapshot's random state back. Batches are never hoarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from guard.checkpoints import RngState
+from guard.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in the data.
+
+    Args:
+        position: micro-batches read so far, over all passes.
+        pass_number, in_pass: the pass over the source, and micro-batches read of it.
+        rng, generators: random states with which that pass began.
+    """
+
+    position: int = 0
+    pass_number: int = 0
+    in_pass: int = 0
+    rng: RngState | None = None
+    generators: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(slots=True)
+class Feed:
+    """Reads a source micro-batch by micro-batch, forwards and again.
+
+    Args:
+        source: a callable ``index -> batch``, or an iterable; one that can be iterated only once cannot go back.
+        accumulate: micro-batches per step, the size of a window.
+        passes: end after that many passes over the source; None: begin another whenever one ends.
+
+    Raises:
+        UsageError: the source is neither, or `accumulate` is not positive.
+    """
+
+    source: Iterable[Any] | Callable[[int], Any]
+    accumulate: int = 1
+    passes: int | None = None
+    place: Place = field(default_factory=Place)
+    skipped: set[int] = field(default_factory=set)
+    _iterator: Iterator[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1:
+            raise UsageError(f"accumulate must be at least 1, not {self.accumulate}")
+        if not self.iterable and not callable(self.source):
+            raise UsageError(f"batches wants a DataLoader, another iterable, or a callable index -> batch; "
+                             f"{type(self.source).__name__} is neither")
+
+    @property
+    def iterable(self) -> bool:
+        return hasattr(self.source, "__iter__") or hasattr(self.source, "__getitem__") and not callable(self.source)
+
+    @property
+    def can_go_back(self) -> bool:
+        return not self.iterable or not hasattr(self.source, "__next__")
+
+    @property
+    def window(self) -> int:
+        """Index of the window that is read next, or is being read."""
+        return self.place.position // self.accumulate
+
+    @property
+    def window_read(self) -> int:
+        """Index of the window whose micro-batch was read last."""
+        return max(0, self.place.position - 1) // self.accumulate
+
+    @property
+    def at_window_start(self) -> bool:
+        return self.place.position % self.accumulate == 0
+
+    def mark(self) -> Place:
+        """Where it stands, with all that `restore` needs."""
+        if self.iterable and self.place.in_pass == 0:
+            return replace(self.place, generators=tuple(g.get_state() for g in _generators(self.source)))
+        return self.place
+
+    def restore(self, place: Place) -> None:
+        """Goes to `place`; the source is read again at the next `read`."""
+        self.place, self._iterator = place, None
+
+    def pass_over(self) -> int:
+        """Passes over windows that are to be left out; returns how many.
+
+        Raises:
+            StopIteration: the data ended meanwhile.
+        """
+        count = 0
+        while self.window in self.skipped:
+            for _ in range(self.accumulate):
+                if self.iterable:
+                    self.read()
+                else:
+                    self._advance()
+            count += 1
+        return count
+
+    def read(self) -> Any:
+        """The next micro-batch.
+
+        Raises:
+            StopIteration: the last pass is over.
+        """
+        if not self.iterable:
+            batch = self.source(self.place.position)  # type: ignore[operator]
+            self._advance()
+            return batch
+        if self._iterator is None:
+            self._iterator = self._resume()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            if self.place.in_pass == 0 and self.passes is None:
+                raise UsageError("the source of g.batches is empty") from None
+            if not self.can_go_back:
+                raise
+            self.place = Place(self.place.position, self.place.pass_number + 1)
+            self._iterator = None
+            if self.passes is not None and self.place.pass_number >= self.passes:
+                raise
+            return self.read()
+        self._advance()
+        return batch
+
+    def _advance(self) -> None:
+        self.place = replace(self.place, position=self.place.position + 1, in_pass=self.place.in_pass + 1)
+
+    def _resume(self) -> Iterator[Any]:
+        """An iterator that stands at `place`."""
+        p = self.place
+        _set_epoch(self.source, p.pass_number)
+        for generator, state in zip(_generators(self.source), p.generators, strict=False):
+            generator.set_state(state)
+        if p.in_pass == 0:
+            self.place = replace(self.mark(), rng=RngState.capture())
+            return iter(self.source)  # type: ignore[arg-type]
+        now = RngState.capture()
+        assert p.rng is not None, "a pass that has begun knows the random state it began with"
+        p.rng.restore()
+        iterator = iter(self.source)  # type: ignore[arg-type]
+        for _ in range(p.in_pass):
+            next(iterator)
+        now.restore()
+        return iterator
+
+
+def _samplers(source: Any) -> list[Any]:
+    found = []
+    for owner in (source, getattr(source, "batch_sampler", None)):
+        sampler = getattr(owner, "sampler", None)
+        found += [s for s in (owner, sampler) if s is not None and not any(s is f for f in found)]
+    return found
+
+
+def _generators(source: Any) -> list[torch.Generator]:
+    """The generators of a DataLoader and its samplers; they are part of where it stands."""
+    generators = [getattr(s, "generator", None) for s in _samplers(source)]
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
+
+
+def _set_epoch(source: Any, number: int) -> None:
+    for sampler in _samplers(source):
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(number)

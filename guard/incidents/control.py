@@ -1,0 +1,82 @@
+"""Requests from a person: one small file each in `control/`, taken by the guard at its next step."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from guard.errors import UsageError
+
+Verb = Literal["observe", "enforce", "undo", "rollback", "stop", "checkpoint"]
+VERBS: tuple[str, ...] = get_args(Verb)
+_MAX_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person asks of a running guard.
+
+    Args:
+        verb: observe, enforce (whole run, or one policy), undo (an incident's standing changes), rollback, stop, checkpoint.
+        author: who asks.
+        policy: for observe and enforce; None: the whole run.
+        incident: for undo.
+        to: for rollback: last_good, previous, start or best.
+    """
+
+    verb: Verb
+    author: str
+    policy: str | None = None
+    incident: str | None = None
+    to: str = "last_good"
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+
+def submit(run_dir: Path, request: Request) -> Path:
+    """Leaves a request for the guard that owns `run_dir`.
+
+    Raises:
+        UsageError: the directory cannot be written.
+    """
+    folder = run_dir / "control"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        temporary = folder / f".{request.id}.tmp"
+        temporary.write_text(json.dumps(asdict(request)), encoding="utf-8")
+        target = folder / f"{request.id}.json"
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot leave a request in {folder}: {error.strerror}") from error
+    return target
+
+
+def take(run_dir: Path) -> list[Request | str]:
+    """Takes all requests, oldest first; a malformed one is returned as a sentence that says what is wrong."""
+    folder = run_dir / "control"
+    try:
+        with os.scandir(folder) as entries:
+            files = sorted((e for e in entries if e.name.endswith(".json") and e.is_file(follow_symlinks=False)),
+                           key=lambda e: (e.stat().st_mtime_ns, e.name))
+    except OSError:
+        return []
+    taken: list[Request | str] = []
+    for file in files:
+        try:
+            text = Path(file.path).read_bytes()[:_MAX_BYTES]
+            Path(file.path).unlink()
+            taken.append(_parse(json.loads(text)))
+        except (OSError, ValueError, TypeError) as error:
+            taken.append(f"request {file.name[:80]!r} is not understood: {error}"[:300])
+    return taken
+
+
+def _parse(raw: dict[str, Any]) -> Request:
+    if not isinstance(raw, dict) or raw.get("verb") not in VERBS:
+        raise ValueError(f"the verb must be one of {', '.join(VERBS)}")
+    if not all(v is None or isinstance(v, str) for v in raw.values()):
+        raise ValueError("all values must be text")
+    return Request(**raw)

@@ -1,0 +1,81 @@
+"""Incidents, folded from journal lines. The live guard and every reader use the same fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from guard.types import Attempt, Entry, Incident, Mode, Result
+
+
+class IncidentLog:
+    """What a run's journal says, after any number of its lines.
+
+    Attributes:
+        incidents: by id, oldest first.
+        run: the `run_started` entry, or {}.
+        finished: the `run_finished` entry, or None while the run goes on.
+        mode: enforce or observe, as last set for the whole run.
+        notices: `notice` entries.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.incidents: dict[str, Incident] = {}
+        self.run: Entry = {}
+        self.finished: Entry | None = None
+        self.mode: Mode = "enforce"
+        self.notices: list[Entry] = []
+        for entry in entries:
+            self.apply(entry)
+
+    def apply(self, entry: Entry) -> Incident | None:
+        """Takes one line; returns the incident it concerns. Kinds it does not know are left alone."""
+        match entry["kind"]:
+            case "run_started":
+                self.run, self.finished, self.mode = entry, None, entry["mode"]
+            case "run_finished":
+                self.finished = entry
+            case "mode" if entry["policy"] is None:
+                self.mode = entry["mode"]
+            case "notice":
+                self.notices.append(entry)
+            case "incident_opened":
+                return self._open(entry)
+        incident = self.incidents.get(entry.get("incident", ""))
+        if incident is not None:
+            self._change(incident, entry)
+        return incident
+
+    def _open(self, e: Entry) -> Incident:
+        evidence: dict[str, Any] = {"detection": e["detection"], "signals": e.get("signals", [])}
+        if e.get("attached_to"):
+            evidence["attached_to"] = e["attached_to"]
+        incident = Incident(e["incident"], e["policy"], e["detector"], e["severity"],
+                            "observed" if e.get("observed") else "firing", e["tick"], e["step"], e["time"],
+                            evidence=evidence)
+        self.incidents[incident.id] = incident
+        return incident
+
+    @staticmethod
+    def _change(incident: Incident, e: Entry) -> None:
+        match e["kind"]:
+            case "incident_fired":
+                incident.count = e["count"]
+            case "attempt" if e["repeat"] and incident.attempts and incident.attempts[-1].rung == e["rung"]:
+                incident.attempts[-1].repeats = e["repeat"]
+            case "attempt":
+                incident.attempts.append(Attempt(e["rung"], e["tick"], e["step"], [Result(**r) for r in e["results"]],
+                                                 [(a, why) for a, why in e["unavailable"]], e["repeat"]))
+                if not e["would"]:
+                    incident.status = "verifying"
+            case "incident_evidence":
+                incident.evidence.update(e["evidence"])
+                incident.cause = e.get("cause") or incident.cause
+            case "undone":
+                for attempt in incident.attempts:
+                    for result in attempt.results:
+                        result.standing = False
+            case "incident_closed":
+                incident.status, incident.count = e["status"], e["count"]
+                incident.closed_tick, incident.closed_at = e["tick"], e["time"]
+                incident.evidence["outcome"] = e["outcome"]

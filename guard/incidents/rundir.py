@@ -1,0 +1,327 @@
+"""The run directory as the live guard writes it.
+
+All writing is done by one background thread, so that a full, read-only, stalled or vanished disk never stops training.
+The step hands a journal line over and waits a moment for the `write`; if the disk does not answer, it goes on and says
+so once. What could not be written is kept (bounded) and written when the disk answers again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guard.clock import Clock
+from guard.errors import RunDirError
+from guard.incidents import journal
+from guard.types import Entry
+
+# The columns of signals.csv.
+SIGNAL_COLUMNS = ("tick", "step", "loss", "grad_norm", "lr", "lr_effective", "loss_scale")
+SignalRow = tuple[int, int, float, float, float, float, float]
+
+_PATIENCE = 0.25          # [s] a step waits for a journal line to be written
+_PATIENCE_DURABLE = 5.0   # [s] stop and rollback wait for the fsync
+_BEAT = 1.0               # [s] between heartbeats
+_LEASE = 60.0             # [s] a lease is good for that long without renewal
+_MAX_PENDING = 10_000     # journal lines kept while the disk does not answer
+_MAX_ROWS = 100_000       # rows of signals.csv likewise
+_ALIVE = 3.0              # [s] after its last answer the disk is taken to be there
+_MAX_SIGNALS = 64 << 20   # [bytes] beyond which old rows of signals.csv are thinned
+
+
+@dataclass(slots=True)
+class _Job:
+    line: bytes = b""
+    durable: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class RunDir:
+    """Journal, signals and heartbeat of one run.
+
+    Args:
+        path: made with mode 0700 if it does not exist.
+        clock: injected.
+        beat: what the heartbeat says, ``(tick, step, phase)``; read from the writer's thread.
+        rank: whose heartbeat this is.
+
+    Raises:
+        RunDirError: another live guard owns the directory.
+    """
+
+    def __init__(self, path: Path, clock: Clock, beat: Callable[[], tuple[int, int, str]], rank: int = 0) -> None:
+        self.path, self.clock, self.rank = path, clock, rank
+        self._beat, self._last_beat, self._last_lease = beat, (-1, -1, ""), clock.monotonic()
+        self._said: set[str] = set()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending: list[_Job] = []
+        self._stalled = False
+        self._file: Any = None
+        self._pid = os.getpid()
+        self._lease = Lease(path / "owner.json", clock)
+        self.seq = 0
+        self.rows: deque[SignalRow] = deque(maxlen=_MAX_ROWS)    # appended by the step, taken by the writer
+        self._control = str(path / "control")
+        self._control_seen = 0
+        self._alive_at = clock.monotonic()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lease.take()
+            self.seq = self._open()
+        except OSError as error:
+            self.complain("rundir", f"cannot write to {path} ({_reason(error)}); training goes on, incidents are kept in memory")
+        self._thread = threading.Thread(target=self._write_loop, name="guard-writer", daemon=True)
+        self._thread.start()
+
+    def journal(self, entry: Entry, *, durable: bool = False) -> Entry:
+        """Numbers, dates and writes one entry; returns it complete.
+
+        Args:
+            entry: with `kind` and its keys.
+            durable: wait for the fsync, not only for the write.
+        """
+        entry = {"v": journal.VERSION, "seq": self.seq, "time": self.clock.time(), **entry}
+        self.seq += 1
+        job = _Job(journal.encode(entry), durable)
+        self._jobs.put(job)
+        if not self._stalled and not job.done.wait(_PATIENCE_DURABLE if durable else _PATIENCE):
+            self._stalled = True
+            self.complain("stalled", f"{self.path} does not answer; training goes on without waiting for it")
+        return entry
+
+    def requested(self) -> bool:
+        """Something changed in `control/` since the last call. Asks the disk only if it answered a moment ago."""
+        if self._stalled or self.clock.monotonic() - self._alive_at > _ALIVE:
+            return False
+        try:
+            changed = os.stat(self._control).st_mtime_ns    # noqa: PTH116 - every step; a Path costs five times as much
+        except OSError:
+            return False
+        if changed == self._control_seen:
+            return False
+        self._control_seen = changed
+        return True
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a small file whole (temporary name, then rename); a failure is said once."""
+        try:
+            temporary = self.path / f".{name}.tmp"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.path / name)
+        except OSError as error:
+            self.complain(name, f"cannot write {self.path / name} ({_reason(error)})")
+
+    def close(self, timeout: float) -> None:
+        """Flushes and gives the directory up; waits at most `timeout` [s]. In a forked child: nothing."""
+        if os.getpid() != self._pid:
+            return
+        self._jobs.put(None)
+        self._thread.join(timeout)
+
+    def complain(self, key: str, message: str) -> None:
+        """Says something on stderr, once per `key`."""
+        if key not in self._said:
+            self._said.add(key)
+            print(f"guard: {message}", file=sys.stderr)  # noqa: T201 - the last resort when nothing can be written
+
+    # ---- the writer's thread
+
+    def _write_loop(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_BEAT)
+            except queue.Empty:
+                self._tend()
+                continue
+            if job is None:
+                break
+            try:
+                self._do(job)
+            finally:
+                job.done.set()
+                self._stalled = False
+            if self.clock.monotonic() - self._alive_at > _BEAT:
+                self._tend()
+        self._tend(last=True)
+        self._lease.release()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _do(self, job: _Job) -> None:
+        self._pending.append(job)
+        self._flush_pending()
+
+    def _flush_pending(self) -> None:
+        try:
+            if self._file is None or os.fstat(self._file.fileno()).st_nlink == 0:
+                self._open()
+            while self._pending:
+                job = self._pending[0]
+                self._write_whole(job.line)
+                if job.durable:
+                    os.fsync(self._file.fileno())
+                self._pending.pop(0)
+        except OSError as error:
+            del self._pending[:-_MAX_PENDING]
+            self.complain("journal", f"cannot write {self.path / journal.NAME} ({_reason(error)}); training goes on, "
+                                     "incidents are kept in memory and written when the disk answers")
+
+    def _write_whole(self, line: bytes) -> None:
+        """One line or nothing: what a full disk cut short is taken back."""
+        size = os.fstat(self._file.fileno()).st_size
+        if self._file.write(line) != len(line):
+            os.ftruncate(self._file.fileno(), size)
+            raise OSError(28, "no space left on device")
+
+    def _open(self) -> int:
+        """Opens the journal for appending, a torn last line cut off; returns the next sequence number."""
+        if not self.path.is_dir():
+            raise FileNotFoundError(2, "the directory is gone")
+        path = self.path / journal.NAME
+        seq = 0
+        if path.exists():
+            with path.open("rb+") as file:
+                data = file.read()
+                file.truncate(data.rfind(b"\n") + 1)
+            lines = data[: data.rfind(b"\n") + 1].splitlines()
+            seq = json.loads(lines[-1])["seq"] + 1 if lines else 0
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0)
+        return seq
+
+    def _tend(self, *, last: bool = False) -> None:
+        if self._pending:
+            self._flush_pending()
+        rows = [self.rows.popleft() for _ in range(len(self.rows))]
+        if rows:
+            self._attempt("signals.csv", lambda: self._append_signals(rows))
+        beat = self._beat()
+        if beat != self._last_beat:
+            self._last_beat = beat
+            self._attempt("heartbeat", lambda: self._write_beat(beat))
+        if not last and self.clock.monotonic() - self._last_lease > _LEASE / 3:
+            self._last_lease = self.clock.monotonic()
+            self._attempt("owner.json", self._lease.renew)
+        self._alive_at = self.clock.monotonic()
+
+    def _write_beat(self, beat: tuple[int, int, str]) -> None:
+        tick, step, phase = beat
+        text = f"{tick} {step} {phase} {self.clock.monotonic():.3f} {self.clock.time():.3f}".ljust(79) + "\n"
+        fd = os.open(self.path / f"heartbeat.{self.rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(fd, text.encode(), 0)
+        finally:
+            os.close(fd)
+
+    def _append_signals(self, rows: Sequence[SignalRow]) -> None:
+        path = self.path / "signals.csv"
+        new = not path.exists()
+        with path.open("a", encoding="ascii") as file:
+            if new:
+                file.write(",".join(SIGNAL_COLUMNS) + "\n")
+            file.write("".join(f"{t},{s},{a:.7g},{b:.7g},{c:.7g},{d:.7g},{e:.7g}\n" for t, s, a, b, c, d, e in rows))
+            size = file.tell()
+        if size > _MAX_SIGNALS:
+            _thin(path)
+
+    def _attempt(self, what: str, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except OSError as error:
+            self.complain(what, f"cannot write {self.path / what} ({_reason(error)})")
+
+
+def _thin(path: Path) -> None:
+    """Keeps every second row of the older half."""
+    with path.open(encoding="ascii") as file:
+        header, *rows = file.readlines()
+    half = len(rows) // 2
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join([header, *rows[:half:2], *rows[half:]]), encoding="ascii")
+    temporary.replace(path)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
+
+
+class Lease:
+    """Who writes here: host, boot, pid and start time, with an expiry that is renewed.
+
+    A process of this boot of this host is alive if it exists with that start time. Of another host (a shared disk) only
+    the expiry is known, so a dead node never blocks a requeue for longer than the lease.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self.clock = path, clock
+        self._me = {"host": socket.gethostname(), "boot": _boot_id(), "pid": os.getpid(), "started": _started(os.getpid())}
+
+    def take(self) -> None:
+        """Raises `RunDirError` if a live guard holds it."""
+        holder = self._read()
+        if holder and self._alive(holder):
+            raise RunDirError(f"{self.path.parent} belongs to a running guard (pid {holder.get('pid')} on {holder.get('host')}); "
+                              "give this run its own run_dir, or end that one first")
+        self.renew()
+
+    def renew(self) -> None:
+        temporary = self.path.with_name(f".owner.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({**self._me, "expires": self.clock.time() + _LEASE}), encoding="utf-8")
+        temporary.replace(self.path)
+
+    def release(self) -> None:
+        holder = self._read()
+        if holder and all(holder.get(k) == v for k, v in self._me.items()):
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            holder = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return holder if isinstance(holder, dict) else None
+
+    def _alive(self, holder: dict[str, Any]) -> bool:
+        if all(holder.get(k) == v for k, v in self._me.items()):
+            return False    # this very process: a second attach takes over from the first
+        if holder.get("host") == self._me["host"] and holder.get("boot") == self._me["boot"]:
+            return _started(int(holder.get("pid", 0))) == holder.get("started") is not None
+        return float(holder.get("expires", 0)) > self.clock.time()
+
+
+def holder_alive(run_dir: Path, clock: Clock) -> bool:
+    """A live guard owns the directory."""
+    lease = Lease(run_dir / "owner.json", clock)
+    holder = lease._read()
+    return bool(holder) and lease._alive(holder or {})
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """Start time of a process as the kernel counts it, so that a reused pid is not taken for the old one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError, ValueError):
+        return None
+    return "unknown"

@@ -1,0 +1,273 @@
+"""The run as actions see it: the one place where the guard changes tensors, rates and data."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from guard.actions import Run
+from guard.checkpoints import Ring, Snapshot, Stateful, TrainingState
+from guard.errors import UnavailableError
+from guard.feed import Feed, Place
+from guard.policy.schema import Checkpoints
+from guard.precision import Precision
+from guard.signals import careful_norm
+from guard.signals.gradients import values
+
+
+class LiveRun(Run):
+    """State, data, rate and precision of a run in progress.
+
+    Attributes:
+        tick, step: as in DESIGN §2; written by the guard.
+        left_out: the tick's update must not run (skip, rollback or stop).
+        went_back: the snapshot a rollback of this tick restored; it is restored again at the next iteration boundary,
+            so that what the rest of the loop's body still does to the discarded iteration leaves no trace.
+        stopping: a `stop` was done; the guard raises once the journal is safe.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful],
+                 scaler: Any, checkpoints: Checkpoints, usual_grad_norm: Callable[[], float]) -> None:
+        self.model, self.optimizers, self.scaler = model, list(optimizers), scaler
+        self.state = TrainingState(model, optimizers, others)
+        self.ring = Ring(checkpoints.keep, checkpoints.probation, self.state.recycle)
+        self.precision = Precision(model, optimizers)
+        self.feed: Feed | None = None
+        self.tick = self.step = 0
+        self.left_out = False
+        self.went_back: Snapshot | None = None
+        self.stopping = False
+        self._to: Place | None = None
+        self._used: int | None = None
+        self._multiplier, self._min_lr = 1.0, 0.0
+        self._recover: tuple[int, int] | None = None
+        self._names = {id(p): n for n, p in model.named_parameters()}
+        self._buffers = _ChangedBuffers(model)
+        self._usual_grad_norm = usual_grad_norm
+
+    # ---- what actions ask for
+
+    @property
+    def lr_multiplier(self) -> float:
+        """The standing multiplier, on its way back to 1 if it recovers."""
+        if self._recover is None:
+            return self._multiplier
+        start, steps = self._recover
+        share = min(1.0, (self.tick - start) / steps)
+        return self._multiplier + (1.0 - self._multiplier) * share
+
+    def typical_grad_norm(self) -> float:
+        return self._usual_grad_norm()
+
+    @torch.no_grad()
+    def clip(self, max_norm: float, pattern: str | None) -> float:
+        chosen = [p for o in self.optimizers for g in o.param_groups for p in g["params"]
+                  if p.grad is not None and (pattern is None or fnmatch.fnmatch(self._names.get(id(p), ""), pattern))]
+        if pattern is None:
+            return _shorten(chosen, max_norm)
+        return min((_shorten([p], max_norm) for p in chosen), default=1.0)
+
+    def skip_step(self) -> None:
+        self.left_out = True
+        self._buffers.put_back()
+        self._clear_gradients()
+
+    def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
+        self._multiplier, self._min_lr = multiplier, min_lr
+        self._recover = (self.tick, recover) if recover else None
+
+    def can_rollback(self, to: str, since: int) -> str | None:
+        return None if self.ring.pick(to, since, self._used) else "there is no checkpoint yet"
+
+    def can_replay(self) -> bool:
+        return self.feed is not None and self.feed.can_go_back
+
+    def rollback(self, to: str, data: str, since: int) -> dict[str, Any]:
+        snapshot = self.ring.pick(to, since, self._used)
+        if snapshot is None:
+            raise UnavailableError("there is no checkpoint yet")
+        here, window = self.step, self.position
+        self._to = None
+        skipped: list[int] = []
+        if data != "advance" and self.feed is not None:
+            self._to = snapshot.context["place"]
+            first = window if data == "skip_offending" else self._to.position // self.feed.accumulate
+            skipped = list(range(first, window + 1)) if data != "replay" else []
+            self.feed.skipped.update(skipped)
+        self._used = snapshot.tick
+        self._restore(snapshot)
+        self.left_out, self.went_back = True, snapshot
+        self.ring.rewind(snapshot)
+        changes: dict[str, Any] = {"from_step": here, "to_step": snapshot.step, "skipped_windows": len(skipped)}
+        kept = self._not_restored()
+        return {**changes, "not_restored": kept} if kept else changes
+
+    def can_set_precision(self, dtype: str) -> str | None:
+        return self.precision.why_not(dtype)
+
+    def set_precision(self, dtype: str, lasts: int | None) -> None:
+        self.precision.set(dtype, self.tick + lasts if lasts else None)
+
+    def stop(self, restore: Literal["best", "last_good", "none"], since: int) -> dict[str, Any]:
+        self.left_out = self.stopping = True
+        snapshot = self.ring.pick(restore, since, None) if restore != "none" else None
+        if snapshot is None:
+            return {}
+        here = self.step
+        self._restore(snapshot)
+        return {"from_step": here, "to_step": snapshot.step}
+
+    # ---- what the guard asks for
+
+    @property
+    def scales_lr(self) -> bool:
+        return self._multiplier != 1.0
+
+    @property
+    def position(self) -> int:
+        """Index of the window whose data this step used."""
+        return self.feed.window_read if self.feed else self.step
+
+    @property
+    def ends_override(self) -> bool:
+        """Something in force is to last for some time only."""
+        return self._recover is not None or self.precision.until is not None
+
+    def effective_lr(self, lr: float) -> float:
+        """The rate that is really used where the schedule says `lr`."""
+        if self._multiplier == 1.0:
+            return lr
+        return max(lr * self.lr_multiplier, min(lr, self._min_lr))
+
+    def with_scaled_lr(self, optimizer: torch.optim.Optimizer, update: Any) -> Any:
+        """Runs the real step under the multiplier; every rate is put back exactly, also after an exception."""
+        groups = optimizer.param_groups
+        saved = [g["lr"].clone() if isinstance(g["lr"], torch.Tensor) else g["lr"] for g in groups]
+        for group in groups:
+            lr = group["lr"]
+            if isinstance(lr, torch.Tensor):
+                lr.fill_(self.effective_lr(float(lr)))
+            else:
+                group["lr"] = self.effective_lr(lr)
+        try:
+            return update()
+        finally:
+            for group, lr in zip(groups, saved, strict=True):
+                if isinstance(lr, torch.Tensor):
+                    group["lr"].copy_(lr)
+                else:
+                    group["lr"] = lr
+
+    def undo_lr(self, factor: float) -> None:
+        """Takes one incident's factor out of the multiplier."""
+        self.scale_lr(self._multiplier / factor, self._min_lr, None)
+
+    def expire(self) -> str | None:
+        """Ends what was to last for some time only; says so."""
+        if self._recover is not None and self.tick >= sum(self._recover):
+            self.scale_lr(1.0, 0.0, None)
+            return "the learning rate is back at the schedule's"
+        if self.precision.until is not None and self.tick >= self.precision.until:
+            self.precision.clear()
+            return "the precision override has ended"
+        return None
+
+    def capture(self) -> Snapshot:
+        snapshot = self.state.capture(self.tick, self.step)
+        snapshot.finite = self.state.verify(snapshot)
+        snapshot.context["place"] = self.feed.mark() if self.feed else Place()
+        return snapshot
+
+    def state_finite(self) -> bool:
+        return self.state.finite()
+
+    def boundary(self) -> None:
+        """An iteration begins: what the rest of a discarded iteration did is undone, buffers are remembered."""
+        if self.went_back is not None:
+            snapshot, self.went_back = self.went_back, None
+            self._restore(snapshot)
+            if self.scaler is not None:
+                self.scaler._per_optimizer_states.clear()
+            if self.feed is not None and self._to is not None:
+                self.feed.restore(self._to)
+        self._buffers.remember()
+
+    def incident_over(self) -> None:
+        """`previous` counts from the next incident's own checkpoints again."""
+        self._used = None
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        self.state.restore(snapshot)
+        self.step = snapshot.step
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        """Zeroed in place: a loop that never clears them would carry the poison on, and 0 * NaN is NaN."""
+        for p in self.state.parameters:
+            if p.grad is not None:
+                p.grad = None if p.grad.is_sparse else p.grad.detach().zero_()
+
+    def _not_restored(self) -> list[str]:
+        kept = []
+        if self._multiplier != 1.0:
+            kept.append(f"learning rate multiplier {self.lr_multiplier:.3g}")
+        if self.precision.override:
+            kept.append(f"precision {self.precision.override}")
+        if self.feed is not None and self.feed.skipped:
+            kept.append(f"{len(self.feed.skipped)} windows of data left out")
+        return kept
+
+
+class _ChangedBuffers:
+    """Buffers that forward passes change (BatchNorm statistics), as they were at the iteration boundary.
+
+    Torch counts in-place changes (`_version`), so buffers that never change are copied once and then only counted.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._where = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+        self._seen: list[tuple[int, int]] = [(-1, -1)] * len(self._where)
+        self._copies: list[torch.Tensor | None] = [None] * len(self._where)
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        if not self._where:
+            return
+        live, copies = [], []
+        for i, (module, name) in enumerate(self._where):
+            buffer = module._buffers[name]
+            if buffer is None:
+                continue
+            seen = (id(buffer), buffer._version)
+            if seen == self._seen[i]:
+                continue
+            copy = self._copies[i]
+            if copy is None or copy.shape != buffer.shape or copy.dtype != buffer.dtype:
+                self._copies[i] = buffer.clone()
+            else:
+                live.append(buffer)
+                copies.append(copy)
+            self._seen[i] = seen
+        if live:
+            torch._foreach_copy_(copies, live)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for i, (module, name) in enumerate(self._where):
+            buffer, copy = module._buffers[name], self._copies[i]
+            if buffer is not None and copy is not None and (id(buffer), buffer._version) != self._seen[i]:
+                buffer.copy_(copy)
+
+
+def _shorten(parameters: list[Any], max_norm: float) -> float:
+    gradients = [values(p.grad) if not p.grad.is_sparse else p.grad for p in parameters]
+    norm = careful_norm([values(g) for g in gradients])
+    factor = min(1.0, max_norm / (norm + 1e-12))
+    if factor < 1.0:
+        for g in gradients:
+            g.mul_(factor)
+    return factor

@@ -1,0 +1,186 @@
+"""An incident in sentences, for somebody who was asleep a minute ago. Plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from guard.incidents import IncidentLog
+from guard.notify.words import as_float, clean, count, cut, fault, number, sentence, signal
+from guard.types import SEVERITIES, Attempt, Incident, Severity
+
+Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "over", "observed"]
+NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed"})
+SETTLED: frozenset[Stage] = NEEDS_YOU | {"resolved", "over"}
+
+
+def stage(log: IncidentLog, incident: Incident) -> Stage:
+    """Its status, and what the end of the run makes of it."""
+    match incident.status:
+        case "resolved" | "exhausted" | "stopped" | "observed":
+            return incident.status
+        case "firing" | "verifying" if log.finished is None:
+            return incident.status
+    return "crashed" if (log.finished or {}).get("status") == "crashed" else "over"
+
+
+def owner(log: IncidentLog, incident: Incident) -> Incident:
+    """The incident in whose message this one is told: itself, unless attached and without a story of its own."""
+    seen = {incident.id}
+    while (other := log.incidents.get(incident.evidence.get("attached_to", ""))) and other.id not in seen:
+        if incident.attempts or incident.status in ("exhausted", "stopped"):
+            break
+        seen.add(other.id)
+        incident = other
+    return incident
+
+
+def attached(log: IncidentLog, incident: Incident) -> list[Incident]:
+    return [i for i in log.incidents.values() if i.evidence.get("attached_to") and i.id != incident.id
+            and owner(log, i).id == incident.id]
+
+
+def severity(log: IncidentLog, incident: Incident, others: Sequence[Incident] | None = None) -> Severity:
+    """How bad it is by now: the worst of what is told together; what needs a person is critical."""
+    if stage(log, incident) in NEEDS_YOU:
+        return "critical"
+    together = [incident, *(attached(log, incident) if others is None else others)]
+    return max((i.severity for i in together), key=SEVERITIES.index)
+
+
+def outcome(incident: Incident) -> dict[str, Any]:
+    found = incident.evidence.get("outcome")
+    return found if isinstance(found, dict) else {}
+
+
+def detection(incident: Incident) -> dict[str, Any]:
+    found = incident.evidence.get("detection")
+    return found if isinstance(found, dict) else {}
+
+
+def lost(incident: Incident) -> str:
+    steps = as_float(outcome(incident).get("steps_lost"))
+    return "no steps lost" if not steps > 0 else f"{count(int(steps), 'step')} lost"
+
+
+def first_line(log: IncidentLog, incident: Incident) -> str:
+    """What the person woken needs to know."""
+    what = fault(incident.detector)
+    match stage(log, incident):
+        case "resolved":
+            return f"No action needed: repaired, {lost(incident)}" if incident.attempts else \
+                f"No action needed: {what} passed by itself"
+        case "stopped":
+            return "Needs you: " + ("out of remedies, " if len(incident.attempts) > 1 else "") + "run stopped"
+        case "exhausted":
+            stopped = (log.finished or {}).get("status") == "stopped"
+            ending = "run stopped" if stopped else "run over" if log.finished else "the run goes on unrepaired"
+            return f"Needs you: out of remedies, {ending}"
+        case "crashed":
+            return "Needs you: the run crashed before this was repaired"
+        case "over":
+            return f"Run over before a verdict: {what}"
+        case "observed":
+            would = cut("; ".join(_summaries(incident.attempts[-1])), 80) if incident.attempts else ""
+            return f"Watching only: {f'would have {would}' if would else what + ', nothing was done'}"
+        case "verifying":
+            done = cut("; ".join(_summaries(incident.attempts[-1])), 80) if incident.attempts else ""
+            return f"Working on it: {done or 'attempt made'}, now checking that it helps"
+        case _:
+            return f"Seen: {what}, nothing done yet"
+
+
+def what_happened(incident: Incident) -> str:
+    """The detection in words: value, limit, what is usual."""
+    d = detection(incident)
+    lines = [sentence(clean(d.get("message") or fault(incident.detector)))]
+    if d.get("signal") and d.get("value") is not None:
+        measured = f"{sentence(signal(d['signal']))[:-1]}: {number(d['value'])}"
+        extras = [f"{label} {number(d[key])}" for key, label in (("threshold", "limit"), ("baseline", "usual"))
+                  if math.isfinite(as_float(d.get(key)))]
+        lines.append(" · ".join([measured, *extras]))
+    if incident.count > 1:
+        lines.append(f"Seen {number(incident.count)} times{'' if incident.ended else ' so far'}.")
+    return "\n".join(lines)
+
+
+def where_it_began(incident: Incident) -> str:
+    since = detection(incident).get("since")
+    lines = []
+    if isinstance(since, int):
+        before = incident.opened_tick - since
+        lines.append(f"At step {number(incident.opened_step)}, the same step in which it was seen." if before <= 0 else
+                     sentence(f"{_step_at(incident, since)}{count(before, 'step')} before it was seen"))
+    if incident.cause:
+        lines.append(f"Cause: {clean(incident.cause).rstrip('.')}.")
+    return "\n".join(lines)
+
+
+def escalated(incident: Incident, i: int) -> bool:
+    """The attempt at index `i` was made because the one before it failed."""
+    i %= len(incident.attempts)
+    return i > 0 and incident.attempts[i].rung > incident.attempts[i - 1].rung and incident.status != "observed"
+
+
+def _step_at(incident: Incident, tick: int) -> str:
+    rows = incident.evidence.get("signals")
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict) and row.get("tick") == tick:
+            return f"at step {number(row.get('step'))}, "
+    return ""
+
+
+def what_was_done(incident: Incident) -> str:
+    """The attempts, numbered; of a long list the first and the latest."""
+    if not incident.attempts:
+        return "Nothing so far."
+    lines = [f"{i}. {attempt_line(incident, a)}" for i, a in enumerate(incident.attempts, 1)]
+    if len(lines) > 8:
+        lines = [*lines[:2], f"… {len(lines) - 7} more …", *lines[-5:]]
+    return "\n".join(lines)
+
+
+def attempt_line(incident: Incident, attempt: Attempt) -> str:
+    done = "; ".join(_summaries(attempt))
+    would = "would have " if incident.status == "observed" and done else ""
+    line = f"Step {number(attempt.step)}: {would}{done or 'nothing could be done'}."
+    if attempt.repeats:
+        line += f" Repeated {count(attempt.repeats, 'time')}."
+    for action, reason in attempt.unavailable[:4]:
+        line += f" Not possible: {clean(action, 40)} ({clean(reason, 160).rstrip('.')})."
+    return line
+
+
+def _summaries(attempt: Attempt) -> list[str]:
+    return [clean(r.summary or r.type, 200).rstrip(".") for r in attempt.results]
+
+
+def losses_said(incident: Incident) -> str:
+    """`` Loss before 2.31, after 2.29, expected 2.3.``, or "" if none is known."""
+    labels = (("loss_before", "before"), ("loss_after", "after"), ("loss_expected", "expected"))
+    known = {label: value for key, label in labels if (value := outcome(incident).get(key)) is not None}
+    return f" Loss {', '.join(f'{label} {number(value)}' for label, value in known.items())}." if known else ""
+
+
+def did_it_help(log: IncidentLog, incident: Incident) -> str:
+    now, losses = stage(log, incident), losses_said(incident)
+    match now:
+        case "resolved":
+            return f"Yes, {lost(incident)}.{losses}" if incident.attempts else f"It passed without a remedy.{losses}"
+        case "exhausted" | "stopped" if incident.attempts:
+            tried = [a for a in incident.attempts if not all(r.type == "stop" for r in a.results)]
+            failed = f"No: {count(len(tried), 'attempt')} failed." if tried else "No repair was tried."
+            return failed + losses
+        case "verifying":
+            return "Not known yet; this message changes when it is."
+        case "over" | "crashed":
+            return f"Not known: the run {'crashed' if now == 'crashed' else 'ended'} first.{losses}"
+    return ""
+
+
+def standing(incident: Incident) -> list[str]:
+    """Changes that are still in force and can be undone."""
+    if incident.status == "observed":
+        return []
+    return [clean(r.summary or r.type, 200).rstrip(".") for a in incident.attempts for r in a.results if r.standing]

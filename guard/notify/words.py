@@ -1,0 +1,83 @@
+"""Numbers, times and other people's text, made safe to read."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, timezone
+from typing import Any
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SHOUT = re.compile(r"@(?=(channel|here|everyone)\b)", re.IGNORECASE)
+
+SIGNALS = {"grad_norm": "global gradient norm", "lr": "learning rate", "lr_effective": "effective learning rate"}
+FAULTS = {"non_finite": "NaN or Inf in loss or gradients", "grad_explosion": "exploding gradients",
+          "grad_vanishing": "vanishing gradients", "update_ratio": "update-to-weight ratio out of range",
+          "weights": "weights out of range", "threshold": "a value past its limit", "hang": "no progress",
+          "oscillation": "oscillating loss", "dead_parameters": "parameters without gradient"}
+
+
+def clean(text: object, limit: int = 600) -> str:
+    """Text from elsewhere (an exception, a name) without control characters, cut to `limit` characters."""
+    raw = str(text)
+    # Cut before the regular expressions see it: an error text can be megabytes long.
+    short = _UNSAFE.sub("", _ANSI.sub("", raw[: 2 * limit])).encode("utf-8", "replace").decode().strip()
+    return cut(short, limit) if len(raw) <= 2 * limit else short[: limit - 2].rstrip() + " …"
+
+
+def cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 2].rstrip() + " …"
+
+
+def escape(text: str) -> str:
+    """For Slack: nothing in it is markup, and nothing in it pings anybody."""
+    quiet = _SHOUT.sub("@\u200b", text)
+    return quiet.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def as_float(value: Any) -> float:
+    """A number from the journal, where NaN and Inf are strings; NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def number(value: Any) -> str:
+    """``1234`` -> ``1,234``; ``0.000512345`` -> ``0.0005123``; ``nan`` -> ``NaN``."""
+    x = as_float(value)
+    if math.isnan(x):
+        return "NaN"
+    if math.isinf(x):
+        return "Inf" if x > 0 else "-Inf"
+    if x == int(x) and abs(x) < 1e15:
+        return f"{int(x):,}"
+    return f"{x:,.0f}" if 1e4 <= abs(x) < 1e7 else f"{x:.4g}"
+
+
+def count(n: int, noun: str) -> str:
+    """``1 step``, ``40 steps``."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def utc(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return "unknown"
+
+
+def fault(detector: str) -> str:
+    return FAULTS.get(detector, clean(detector, 60).replace("_", " "))
+
+
+def signal(name: str) -> str:
+    return SIGNALS.get(name, clean(name, 60).replace("_", " "))
+
+
+def sentence(text: str) -> str:
+    """First letter large, full stop at the end."""
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?…:" else ".")

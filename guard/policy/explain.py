@@ -1,0 +1,119 @@
+"""A policy set in plain sentences: what it will do, attempt by attempt."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Literal
+
+from guard.detectors import DETECTORS
+from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
+from guard.policy.triggers import Leaf, Trigger
+
+
+def explain(policies: PolicySet) -> list[str]:
+    """One sentence per policy, then one for the checkpoints and one per receiver."""
+    return [
+        *([_OBSERVING] if policies.mode == "observe" else []),
+        *(_policy(policy) for policy in policies.policies),
+        _checkpoints(policies.checkpoints),
+        *(_receiver(name, receiver) for name, receiver in policies.receivers.items()),
+    ]
+
+
+_OBSERVING = "This set only observes: what follows is reported as what would have been done, and nothing is touched."
+
+
+def _policy(policy: Policy) -> str:
+    held = f" for {_steps(policy.for_)} in a row" if policy.for_ > 1 else ""
+    observed = " (only reported: this policy observes)" if policy.mode == "observe" else ""
+    clauses = [*_remedies(policy), *_limits(policy.limits)]
+    if policy.attempts and (policy.limits.max or not policy.repeats):
+        clauses.append(f"when out of remedies, {'stop the run' if policy.on_exhausted == 'stop' else 'notify'}")
+    return f"{policy.name} ({policy.severity}): on {_trigger(policy.trigger)}{held}{observed}: {'; '.join(clauses)}."
+
+
+def _remedies(policy: Policy) -> list[str]:
+    if not policy.attempts:
+        return ["tell, and do nothing"]
+    if policy.repeats:
+        return [f"{_rung(policy.attempts[0])}, every time"]
+    first, *others = policy.attempts
+    return [f"first, {_rung(first)}" if others else _rung(first), *(f"if that fails, {_rung(rung)}" for rung in others)]
+
+
+def _rung(specs: tuple[ActionSpec, ...]) -> str:
+    *others, last = (spec.action.describe() for spec in specs)
+    return f"{', '.join(others)}, and {last}" if others else last
+
+
+def _limits(limits: Limits) -> list[str]:
+    clauses = []
+    if limits.max is not None:
+        per = f"per {_steps(limits.per)}" if limits.per else "in the whole run"
+        clauses.append(f"at most {limits.max} attempt{'s' if limits.max > 1 else ''} {per}")
+    if limits.cooldown:
+        clauses.append(f"after an incident, no new one for {_steps(limits.cooldown)}")
+    return clauses
+
+
+def _trigger(trigger: Trigger, *, inner: bool = False) -> str:
+    if isinstance(trigger, Leaf):
+        return _fault(trigger)
+    word = " and " if type(trigger).__name__ == "All" else " or "
+    text = word.join(_trigger(part, inner=True) for part in trigger.of)
+    return f"[{text}]" if inner and len(trigger.of) > 1 else text
+
+
+def _fault(leaf: Leaf) -> str:
+    """``loss spike (loss far above its recent robust baseline; threshold 8.0)``."""
+    name, what = _page(leaf.type)
+    given = [f"{key} {getattr(leaf.params, key)}" for key in type(leaf.params).model_fields
+             if key in leaf.params.model_fields_set]
+    details = "; ".join([*([what] if what else []), *([", ".join(given)] if given else [])])
+    return f"{name} ({details})" if details else name
+
+
+def _page(type_: str) -> tuple[str, str]:
+    """Name and explanation from the first line of a detector's docstring, ``Name: explanation.``"""
+    cls = DETECTORS.get(type_)
+    module = inspect.getmodule(cls)
+    doc = (cls.__doc__ if cls else None) or (module.__doc__ if module else None) or ""
+    name, colon, what = doc.strip().partition("\n")[0].rstrip(".").partition(": ")
+    return (name[:1].lower() + name[1:], what) if colon else (type_.replace("_", " "), name)
+
+
+def _checkpoints(checkpoints: Checkpoints) -> str:
+    return (f"Checkpoints: {_every(checkpoints.every)} in memory, the last {checkpoints.keep} good ones in at most "
+            f"{checkpoints.memory * 100:g} % of free memory, good after {_steps(checkpoints.probation)} without a fault"
+            f"{_disk(checkpoints.disk)}.")
+
+
+def _disk(disk: Disk | None) -> str:
+    if disk is None:
+        return "; none on disk"
+    return f"; on disk in {disk.dir!r} {_every(disk.every)}, the last {disk.keep}"
+
+
+def _every(interval: float | Literal["auto"]) -> str:
+    if interval == "auto":
+        return "as often as 0.5 % of the run's time allows"
+    return f"every {_steps(interval) if isinstance(interval, int) else _time(interval)}"
+
+
+def _receiver(name: str, receiver: Receiver) -> str:
+    where = f" {receiver.channel}" if receiver.channel else ""
+    mention = f", calling {receiver.mention} when things get worse" if receiver.mention else ""
+    remind = f", reminding every {_time(receiver.remind_every)}" if receiver.remind_every else ""
+    off = f"; switched off: {receiver.off_reason}" if receiver.off_reason else ""
+    return f"Tells {name} ({receiver.type}{where}) of everything from {receiver.min_severity} up{mention}{remind}{off}."
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "h"), (60, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"

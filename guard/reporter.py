@@ -1,0 +1,167 @@
+"""Turns what happens into journal entries, and keeps the same picture of it as any reader of the journal."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import socket
+import statistics
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from guard.errors import TrainingStopped
+from guard.incidents import IncidentLog, control
+from guard.incidents.rundir import RunDir, SignalRow
+from guard.policy import engine
+from guard.types import Detection, Entry, Result
+
+_AROUND = 20    # ticks that loss_before and loss_after are the median of
+
+
+class Reporter:
+    """Writes the journal.
+
+    Args:
+        files: the run directory.
+        moment: ``(tick, step)`` of now.
+
+    Attributes:
+        log: incidents as the journal tells them.
+        wake: called after every entry; the courier's.
+    """
+
+    def __init__(self, files: RunDir, moment: Callable[[], tuple[int, int]]) -> None:
+        self.files, self._moment = files, moment
+        self.log = IncidentLog()
+        self.wake: Callable[[], None] = lambda: None
+        self._failures = 0
+        self._lost: dict[str, int] = {}
+        self._before: dict[str, float] = {}
+
+    def write(self, kind: str, *, durable: bool = False, **keys: Any) -> Entry:
+        """Journals one entry and folds it."""
+        tick, step = self._moment()
+        entry = self.files.journal({"kind": kind, "tick": tick, "step": step, **keys}, durable=durable)
+        self.log.apply(entry)
+        self.wake()
+        return entry
+
+    # ---- the engine's events
+
+    def opened(self, event: engine.Opened, rows: Sequence[SignalRow], history: Iterable[SignalRow],
+               evidence: dict[str, Any]) -> None:
+        d = event.detection
+        self._before[event.incident] = _typical(r for r in history if r[0] < d.since)
+        self.write("incident_opened", incident=event.incident, policy=event.policy.name, detector=d.detector,
+                   severity=event.policy.severity, detection=_detection(d), observed=event.observed,
+                   attached_to=event.attached_to, signals=[list(r) for r in rows])
+        if evidence:
+            self.write("incident_evidence", incident=event.incident, evidence=evidence)
+
+    def fired(self, event: engine.Fired) -> None:
+        self.log.incidents[event.incident].count = event.count
+        if _is_power_of_two(event.count):
+            self.write("incident_fired", incident=event.incident, count=event.count, detection=_detection(event.detection))
+
+    def attempted(self, event: engine.Attempted, results: Sequence[Result]) -> None:
+        for r in results:
+            lost = r.changes.get("from_step", 0) - r.changes.get("to_step", 0) + (r.type == "skip_step")
+            self._lost[event.incident] = self._lost.get(event.incident, 0) + lost
+        if event.repeat and not _is_power_of_two(event.repeat):
+            self.log.incidents[event.incident].attempts[-1].repeats = event.repeat
+            return
+        self.write("attempt", durable=any(r.type in ("rollback", "stop") for r in results), incident=event.incident,
+                   rung=event.rung, rungs=len(event.policy.attempts), repeat=event.repeat, escalated=event.escalated,
+                   would=event.would, results=[asdict(r) for r in results], unavailable=[list(u) for u in event.unavailable])
+
+    def closed(self, event: engine.Closed, history: Sequence[SignalRow]) -> None:
+        before = self._before.pop(event.incident, math.nan)
+        after = _typical(list(history)[-_AROUND:]) if event.status == "resolved" else math.nan
+        outcome = {"loss_before": before, "loss_after": after, "loss_expected": before,
+                   "steps_lost": self._lost.pop(event.incident, 0)}
+        self.write("incident_closed", durable=event.status in ("exhausted", "stopped"), incident=event.incident,
+                   status=event.status, count=event.count, outcome=outcome)
+
+    # ---- what happens outside the policies
+
+    def gated(self, grad_norm: float) -> None:
+        """A non-finite gradient was kept from the optimizer although no policy acted (observe, cooldown, budget)."""
+        incident = next((i for i in reversed(self.log.incidents.values()) if i.detector == "non_finite"), None)
+        if incident is not None:
+            count = incident.evidence.get("gate_skipped", 0) + 1
+            incident.evidence["gate_skipped"] = count
+            if _is_power_of_two(count):
+                self.write("incident_evidence", incident=incident.id, evidence={"gate_skipped": count})
+        else:
+            self.notice("critical", f"the gradient norm was {grad_norm}; the update was left out")
+
+    def failure(self, what: str, error: BaseException) -> None:
+        """Something of the guard's own, or a plug-in, raised: an incident of its own; training goes on."""
+        self._failures += 1
+        incident = f"f{self._failures:04d}"
+        where = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
+        at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
+        message = f"{what} failed: {type(error).__name__}: {str(error)[:500]}{at}; it is switched off, training goes on"
+        self.write("incident_opened", incident=incident, policy="guard", detector="plugin_failure", severity="warning",
+                   detection=_detection(Detection("plugin_failure", what, math.nan, math.nan, math.nan, self._moment()[0], message)),
+                   observed=False, attached_to=None, signals=[])
+        self.write("incident_closed", incident=incident, status="ended", count=1, outcome={})
+
+    def stopped_by(self, author: str) -> None:
+        """A person stopped the run."""
+        self._failures += 1
+        incident, message = f"p{self._failures:04d}", f"{author} asked for it"
+        detection = Detection("request", "request", math.nan, math.nan, math.nan, self._moment()[0], message)
+        self.write("incident_opened", incident=incident, policy="person", detector="request", severity="info",
+                   detection=_detection(detection), observed=False, attached_to=None, signals=[])
+        self.write("incident_closed", durable=True, incident=incident, status="stopped", count=1, outcome={})
+
+    def notice(self, severity: str, message: str) -> None:
+        """Something said once that is no incident."""
+        self.write("notice", severity=severity, message=message)
+
+    def request(self, request: control.Request, accepted: bool, message: str) -> None:
+        """The receipt of a person's request."""
+        self.write("request", request=asdict(request), author=request.author, accepted=accepted, message=message)
+
+    def started(self, *, run: str, mode: str, policy: str, policy_text: str) -> None:
+        """The run begins: who, where, under which policy."""
+        import hashlib
+
+        import torch
+
+        digest = hashlib.sha256(policy_text.encode()).hexdigest()[:16]
+        facts = {"run": run, "run_dir": str(self.files.path), "host": socket.gethostname(), "pid": os.getpid(), "rank": 0,
+                 "script": os.path.basename(sys.argv[0] or "python"), "mode": mode, "policy": policy, "policy_digest": digest,
+                 "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+        self.files.write_text("policy.yaml", policy_text)
+        entry = self.write("run_started", **facts)
+        import json
+
+        self.files.write_text("run.json", json.dumps(entry, indent=1, default=str) + "\n")
+
+    def finished(self, status: str, summary: dict[str, Any]) -> None:
+        self.write("run_finished", durable=True, status=status, summary=summary)
+
+    def training_stopped(self) -> TrainingStopped:
+        """The exception that tells the loop about the incident that stopped it."""
+        incidents = list(self.log.incidents.values())
+        return TrainingStopped(next((i for i in reversed(incidents) if i.status == "stopped"), incidents[-1]))
+
+
+def _detection(d: Detection) -> dict[str, Any]:
+    return {"signal": d.signal, "value": d.value, "threshold": d.threshold, "baseline": d.baseline, "since": d.since,
+            "message": d.message}
+
+
+def _typical(rows: Iterable[SignalRow]) -> float:
+    losses = [r[2] for r in rows if math.isfinite(r[2])][-_AROUND:]
+    return statistics.median(losses) if losses else math.nan
+
+
+def _is_power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
