@@ -58,7 +58,7 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.o
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
     _check(model, optimizers, schedulers, scaler, extra or {}, mode)
-    policies = load(policy)  # type: ignore[arg-type]
+    policies = load(policy)
     for o in optimizers:
         if (earlier := _ATTACHED.pop(o, None)) is not None:
             earlier.close(timeout=1.0)

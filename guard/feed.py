@@ -158,7 +158,7 @@ class Feed:
 
 
 def _samplers(source: Any) -> list[Any]:
-    found = []
+    found: list[Any] = []
     for owner in (source, getattr(source, "batch_sampler", None)):
         sampler = getattr(owner, "sampler", None)
         found += [s for s in (owner, sampler) if s is not None and not any(s is f for f in found)]

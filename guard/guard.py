@@ -86,7 +86,7 @@ class Guard:
         self.report = Reporter(self._files, lambda: (self.live.tick, self.live.step))
         self._undo: list[Callable[[], None]] = []
         self._watching = False
-        self.on_close: list[Callable[[float], None]] = []    # the courier's end
+        self.on_close: list[Callable[[float], object]] = []    # the courier's end
         self._install()
 
     # ---- what a training loop calls
@@ -310,7 +310,7 @@ class Guard:
     def _update(self, slot: _Slot, closure: Callable[[], Any] | None, loss: Any) -> Any:
         """The real step, under the learning rate multiplier if there is one."""
         real = slot.patch.real
-        update = real if closure is None else lambda: real(_known_first(closure, loss))
+        update = real if closure is None else functools.partial(real, _known_first(closure, loss))
         return self.live.with_scaled_lr(slot.optimizer, update) if self.live.scales_lr else update()
 
     def _end_tick(self, slot: _Slot, s: Signals) -> None:
@@ -548,7 +548,8 @@ class Guard:
     def _watch_model(self) -> None:
         self._watching = True
         self._undo.append(patching.watch_forward(self.live.model, self))
-        for owner in (self.live.model, *self.live.optimizers):
+        owners: list[Any] = [self.live.model, *self.live.optimizers]
+        for owner in owners:
             self._undo.append(owner.register_load_state_dict_post_hook(self.reloaded).remove)
 
     def _open_feed(self, source: Any, steps: int | None, accumulate: int) -> Feed:

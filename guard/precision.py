@@ -79,7 +79,7 @@ class Precision:
         dtype = _DTYPES[self.override or "fp32"]
         on = torch.is_autocast_enabled(self._device) and self.override == "bf16"
         region = torch.autocast(self._device, dtype=dtype if on else None, enabled=on, cache_enabled=False)
-        region.__enter__()
+        region.__enter__()  # type: ignore[no-untyped-call]
         self._inner.append(region)
         return _cast(args, dtype) if self._was_half else None
 

@@ -135,7 +135,7 @@ class Reporter:
         import torch
 
         digest = hashlib.sha256(policy_text.encode()).hexdigest()[:16]
-        facts = {"run": run, "run_dir": str(self.files.path), "host": socket.gethostname(), "pid": os.getpid(), "rank": 0,
+        facts: dict[str, Any] = {"run": run, "run_dir": str(self.files.path), "host": socket.gethostname(), "pid": os.getpid(), "rank": 0,
                  "script": os.path.basename(sys.argv[0] or "python"), "mode": mode, "policy": policy, "policy_digest": digest,
                  "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         self.files.write_text("policy.yaml", policy_text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, Protocol
 
-from guard.registry import Params, Registry
+from guard import registry
+from guard.registry import Registry
 from guard.types import Detection, Result
 
 # Strongest first (DESIGN §5): when several policies fire in one tick, the strongest action's policy owns it.
@@ -69,7 +70,7 @@ class Action(ABC):
     leaves_data_out: ClassVar[bool] = False    # a fault on *other* data afterwards is no failure of this remedy
     repeatable: ClassVar[bool] = False         # may be taken at every firing without climbing the ladder
 
-    class Params(Params):
+    class Params(registry.Params):
         """What YAML may set."""
 
     def __init__(self, params: Any) -> None:

@@ -16,20 +16,20 @@ class RngState:
 
     python: Any
     numpy: Any
-    torch: torch.Tensor
+    cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
 
     @classmethod
     def capture(cls) -> RngState:
         """Reads, draws nothing. numpy's only if the program has loaded numpy."""
         numpy = sys.modules.get("numpy")
-        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
+        torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))

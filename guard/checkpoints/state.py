@@ -141,9 +141,9 @@ class TrainingState:
         live: list[Tensor] = [p.data for p in self.parameters]
         source = snapshot.tensors[: len(live)]
         now_there = self.buffers()
-        for key, tensor in zip(snapshot.buffers, snapshot.tensors[len(live):], strict=False):
-            if key in now_there and now_there[key].shape == tensor.shape:
-                live.append(now_there[key])
+        for buffer, tensor in zip(snapshot.buffers, snapshot.tensors[len(live):], strict=False):
+            if buffer in now_there and now_there[buffer].shape == tensor.shape:
+                live.append(now_there[buffer])
                 source.append(tensor)
         for optimizer, entries in zip(self.optimizers, snapshot.layout, strict=True):
             for key in [k for k in optimizer.state if k not in entries]:

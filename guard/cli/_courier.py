@@ -13,6 +13,8 @@ from guard.cli import _runs
 if TYPE_CHECKING:
     from guard.notify import Courier, Pending, ReceiverSpec
 
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError)    # what a wrong value in a journal may lead to
+
 
 def receivers(run_dir: Path) -> list[ReceiverSpec] | str:
     """The receivers in the run's ``policy.yaml``, or why they are not known."""
@@ -43,4 +45,7 @@ def untold(run_dir: Path) -> list[Pending] | str:
     if box.exists() and not os.access(box, os.R_OK | os.W_OK):
         return f"{box} cannot be opened by this user"
     with tempfile.TemporaryDirectory() as elsewhere:    # an outbox that is not there is not made by a look at it
-        return courier(run_dir, specs, lambda _: None, None if box.exists() else Path(elsewhere)).pending()
+        try:
+            return courier(run_dir, specs, lambda _: None, None if box.exists() else Path(elsewhere)).pending()
+        except DAMAGED as error:
+            return f"a line of the journal cannot be told ({type(error).__name__}: {error})"

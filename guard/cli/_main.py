@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -76,10 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: in place of ``sys.argv[1:]``.
     """
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):    # a terminal that cannot show a character must not end the command
             stream.reconfigure(errors="replace")
     sys.exit(_run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _nowhere() -> TextIO:
+    """In place of a stream that was closed before the command began."""
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - open as long as the process
 
 
 def _run(arguments: list[str]) -> int:

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from guard.cli._say import NO_RUN, fail, nearest, note
+from guard.cli._shape import check_shape
 from guard.clock import Clock, SystemClock
 from guard.incidents import Follower, IncidentLog
 from guard.incidents.journal import NAME
-from guard.types import SEVERITIES, Entry, Incident
+from guard.types import Entry, Incident
 
 CLOCK: Clock = SystemClock()
 
@@ -66,7 +67,7 @@ def read_run(path: Path) -> RunStory:
     try:
         for entry in follower.read():
             try:
-                _check(entry)
+                check_shape(entry)
                 log.apply(entry)
                 entries.append(entry)
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -87,17 +88,6 @@ def incident_of(run: RunStory, name: str) -> Incident | None:
 
 def unknown_incident(run: RunStory, name: str) -> str:
     return f"there is no incident {name!r} in {run.path}{nearest(name, run.log.incidents)}"
-
-
-def _check(entry: Entry) -> None:
-    """What everything that is shown relies on."""
-    float(entry["time"])
-    int(entry["tick"])
-    int(entry["step"])
-    if entry["kind"] == "incident_opened":
-        texts = (entry["incident"], entry["policy"], entry["detector"])
-        if entry["severity"] not in SEVERITIES or not all(isinstance(t, str) for t in texts):
-            raise ValueError(entry["severity"])
 
 
 def _checked(path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from guard.cli import _runs
-from guard.cli._courier import courier, receivers
+from guard.cli._courier import DAMAGED, courier, receivers, untold
 from guard.cli._runs import ReadDir, find_run
 from guard.cli._say import NO_RUN, PROBLEMS, fail, note, out, wrapped
 
@@ -31,10 +31,15 @@ def command(
         out("The run's policy names no receivers.")
         return
     post = courier(path, specs, note)
-    told, leader = _deliver(post, wait)
+    try:
+        told, leader = _deliver(post, wait)
+    except DAMAGED as error:
+        fail(f"a line of the journal cannot be told ({type(error).__name__}: {error})", PROBLEMS)
     if not leader:
         fail("another process delivers this run's messages, likely the run itself; nothing was done here", PROBLEMS)
-    left = post.pending()
+    left = untold(path)
+    if isinstance(left, str):
+        fail(f"what is left to tell is not known: {left}", PROBLEMS)
     done = f"{told} message{'' if told == 1 else 's'} sent or brought up to date."
     out(f"{done} {'Not told:' if left else 'Nothing is left to tell.'}")
     for p in left:

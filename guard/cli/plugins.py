@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from guard.cli._plugins import load_all
 from guard.cli._runs import AsJson
 from guard.cli._say import PROBLEMS, out, out_json, out_table
-from guard.registry import Registry
+
+if TYPE_CHECKING:
+    from guard.registry import Registry
 
 EXAMPLES = ("guard plugins",)
 

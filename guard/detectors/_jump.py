@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from guard.detectors._base import Detector
 from guard.detectors._stats import Upper
+from guard.units import Steps
 
 
 class Jump(Detector):
     """A signal that jumps above all that is usual in this run; `usual` knows what is."""
 
-    usual: Upper
+    class Params(Detector.Params):
+        window: Annotated[Steps, Field(ge=16)] = 50
+        threshold: Annotated[float, Field(gt=0)] = 8.0
+        margin: Annotated[float, Field(gt=0)] = 3.5
+        warmup: Annotated[Steps, Field(ge=4)] = 20
+        rebaseline: Annotated[Steps, Field(ge=1)] = 20
+
+    def __init__(self, params: Any, *, floor: float, start_floor: float, alarms: int) -> None:
+        super().__init__(params)
+        self.usual = Upper(window=params.window, threshold=params.threshold, floor=floor, start_floor=start_floor,
+                           margin=params.margin, warmup=params.warmup, rebaseline=params.rebaseline, alarms=alarms)
 
     def refill(self) -> None:
         self.usual.refill()
@@ -22,7 +35,7 @@ class Jump(Detector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.usual.load(state["usual"])
 
-    def times(self, x: float) -> str:
+    def told(self, x: float) -> str:
         """How far out `x` is, in words."""
         level, limit = self.usual.level, self.usual.limit
         if level > 0.0:

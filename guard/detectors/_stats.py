@@ -1,4 +1,4 @@
-"""Statistics that several detectors share. Plain floats and short lists; every update is O(1) however long the window."""
+"""Statistics that several detectors share. Plain floats and short lists; every update is O(1), whatever the window."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-CAP = 2.5  # deviations beyond this many scales are outliers: they move the baseline no further
-_TAIL = math.log1p(CAP)  # where the outliers' tail begins, on the scale y = log(1 + d / scale)
-_PRIOR = 4.0  # how many imagined outliers the belief about an unknown tail is worth
-_SHORT = 0.15  # mean tail length of Gaussian noise
-_REVIEW = 16  # ticks
-_FADE = 40.0  # windows after which the largest outlier is forgotten
-_ALARMS = 3  # separate alarms after which such values are usual
+_CAP = 2.5  # deviations beyond this many scales are outliers: they move the baseline no further
+_TAIL = math.log1p(_CAP)  # where the outliers' tail begins, on the scale y = log(1 + d / scale)
+_SHORT, _PRIOR, _PRIOR_WEIGHT = 0.15, 0.4, 4.0  # mean tail length: of Gaussian noise; believed at first, and how firmly
 _MEMORY = 30.0  # outliers after which the tail's mean becomes a running one
-_UNRIPE = 40.0  # ticks: a limit after n ticks lies _UNRIPE / n further out on that scale
-_FAR = 50.0  # largest exponent: exp(50) scales is "never"
-
-
-def finite(x: float) -> bool:
-    """Neither NaN nor infinite."""
-    return x - x == 0.0
+_REVIEW = 16  # ticks between two reviews of what is usual
+_FADE = 40.0  # windows after which the largest outlier is forgotten
+_UNRIPE = 40.0  # ticks: after n of them a limit lies _UNRIPE / n further out on the scale of y
+_FAR = 50.0  # largest y: exp(50) scales is "never"
 
 
 def median(values: Sequence[float]) -> float:
@@ -46,7 +39,7 @@ class Upper:
 
     Location and scale are winsorised exponential averages. The size d of an outlier is kept on a log scale,
     y = log(1 + d / scale), where Gaussian noise has a very short tail and heavy-tailed noise an exponential one.
-    The limit is the largest outlier so far (slowly forgotten) plus `margin` mean tail lengths: far out in a run in which
+    The limit is the largest outlier so far (slowly forgotten) plus `margin` mean tail lengths: far out in a run whose
     every tenth batch is extreme by nature, close by in a quiet one. Few ticks or a long tail widen it.
 
     Args:
@@ -57,72 +50,76 @@ class Upper:
         margin: mean tail lengths between the largest usual outlier and the limit.
         warmup: ticks before there is a limit, >= 2.
         rebaseline: flagged ticks, not interrupted, after which the new level is the usual one.
+        alarms: separate alarms after which such values are usual in this run; 0: never.
     """
 
-    __slots__ = (
-        "_alarms", "_alpha", "_count", "_fade", "_floor", "_held", "_held_level", "_held_scale", "_least", "_margin", "_n", "_reach",
-        "_rebaseline", "_review", "_start_floor", "_tail", "_threshold", "_top", "_values", "_warmup", "_wild",
-        "level", "limit", "scale",
-    )  # fmt: skip
+    _CHANGING = ("level", "scale", "limit", "_due", "_left", "_start", "_reach", "_gap", "_top", "_tail", "_count",
+                 "_held", "_held_at", "_held_level", "_held_scale", "_flagged", "_wild")
+    __slots__ = ("_alarms", "_alpha", "_fade", "_floor", "_margin", "_rebaseline", "_start_floor", "_threshold", "_values",
+                 "_warmup", *_CHANGING)
 
-    def __init__(self, window: int, threshold: float, floor: float, start_floor: float, margin: float, warmup: int,
-                 rebaseline: int) -> None:
+    def __init__(self, *, window: int, threshold: float, floor: float, start_floor: float, margin: float, warmup: int,
+                 rebaseline: int, alarms: int) -> None:
         self._alpha, self._threshold, self._margin = 2.0 / (window + 1), threshold, margin
-        self._floor, self._start_floor, self._warmup, self._rebaseline = floor, start_floor, warmup, rebaseline
-        self._fade = 1.0 - _REVIEW / (_FADE * window)
+        self._floor, self._start_floor, self._warmup = floor, start_floor, warmup
+        self._rebaseline, self._alarms, self._fade = rebaseline, alarms, 1.0 - _REVIEW / (_FADE * window)
         self.level = self.scale = 0.0
         self.limit = math.inf
-        self._values: list[float] = []
-        self._n = self._held = self._review = self._alarms = 0
-        self._top, self._tail, self._count = math.log1p(4.0), 0.4 * _PRIOR, _PRIOR
-        self._reach = self._least = self._held_level = self._held_scale = self._wild = 0.0
+        self._due = self._left = 0  # values learnt by the next review, and how many of these are still to come
+        self._values: list[float] = []  # until warm
+        self._top, self._tail, self._count = math.log1p(4.0), _PRIOR * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+        self._reach = self._gap = self._start = 0.0  # limit - level: in scales, and at least; |level| at the start
+        self._held = self._held_at = self._flagged = 0  # flagged ticks in a row, values learnt before, and alarms
+        self._held_level = self._held_scale = self._wild = 0.0  # of the flagged ticks; the largest y among them
 
     def learn(self, x: float) -> None:
         """Takes a usual value in."""
         if x - x != 0.0:
             return
-        self._n += 1
-        if self._n <= self._warmup:
-            self._warm(x)
-            return
-        if self._n >= self._review:
-            self._forget()
-        d, scale, alpha = x - self.level, self.scale, self._alpha
-        far = CAP * scale
-        if d > far:
-            self._outlier(d)
-            d = far
-        elif d < -far:
-            d = -far
-        level = self.level = self.level + alpha * d
-        scale = self.scale = scale + alpha * ((d if d > 0.0 else -d) - scale)
-        gap, least = self._reach * scale, self._floor * (level if level > 0.0 else -level)
-        if least < self._least:
-            least = self._least
-        self.limit = level + (gap if gap > least else least)
-        if self._held:
-            self._held -= 1
+        if not self._left:
+            if self._due < self._warmup:
+                self._warm(x)
+                return
+            self._look_back()
+        self._left -= 1
+        level, scale, alpha = self.level, self.scale, self._alpha
+        d = x - level
+        if d > 0.0:
+            if d > _CAP * scale:
+                self._outlier(d)
+                d = _CAP * scale
+            scale += alpha * (d - scale)
+        else:
+            if d < -_CAP * scale:  # noqa: PLR1730 - max() costs more than the rest
+                d = -_CAP * scale
+            scale -= alpha * (d + scale)
+        level += alpha * d
+        self.level, self.scale = level, scale
+        gap = self._reach * scale
+        self.limit = level + (gap if gap > self._gap else self._gap)
 
     def hold(self, x: float) -> None:
-        """Counts a flagged value: enough in a row, and the level has shifted; enough alarms, and they are usual here."""
+        """Counts a flagged value: enough in a row, and the level has shifted; enough alarms, and they are usual."""
         if x - x != 0.0:
             return
-        y = math.log1p(min((x - self.level) / self.scale, 1e300)) if self.scale > 0.0 < x - self.level else _TAIL
-        self._wild = max(self._wild, y)
+        n = self._due - self._left
+        self._held, self._held_at = max(0, self._held - (n - self._held_at)), n  # what was learnt since counts against
         if not self._held:
             self._held_level, self._held_scale = x, self.scale
-            self._alarms += 1
-            if self._alarms >= _ALARMS:  # it keeps coming and going: that is what this run is like
-                self._top, self._alarms, self._wild = max(self._top, self._wild), 0, 0.0
-                self._set_reach()
+            self._flagged += 1
         self._held += 1
         d = x - self._held_level
         self._held_level += 0.2 * d
         self._held_scale += 0.2 * (abs(d) - self._held_scale)
+        self._wild = max(self._wild, self._y(x - self.level))
         if self._held >= self._rebaseline:
-            self.level, self.scale, self._held = self._held_level, max(self.scale, self._held_scale), 0
-            self._alarms, self._wild = 0, 0.0
-            self._set_limit()
+            self.level, self.scale = self._held_level, max(self.scale, self._held_scale)
+            self._held = self._flagged = 0
+            self._wild = 0.0
+        elif self._flagged == self._alarms:
+            self._top = max(self._top, self._wild)
+            self._flagged, self._wild = 0, 0.0
+        self._set_limit()
 
     def refill(self) -> None:
         """Forgets a level shift that was being counted."""
@@ -130,48 +127,48 @@ class Upper:
 
     def _warm(self, x: float) -> None:
         self._values.append(x)
-        if self._n < self._warmup:
+        self._due += 1
+        if self._due < self._warmup:
             return
         self.level = median(self._values)
-        spread = sum(abs(v - self.level) for v in self._values) / len(self._values)
-        self.scale = max(spread, 1e-3 * abs(self.level))
-        self._least = self._start_floor * abs(self.level)
+        self._start = abs(self.level)
+        self.scale = max(sum(abs(v - self.level) for v in self._values) / self._due, 1e-3 * self._start)
         self._values.clear()
-        self._set_reach()
         self._set_limit()
 
+    def _y(self, d: float) -> float:
+        return math.log1p(min(d / self.scale, 1e300)) if self.scale > 0.0 < d else _TAIL
+
     def _outlier(self, d: float) -> None:
-        y = math.log1p(min(d / self.scale, 1e300)) if self.scale > 0.0 else _TAIL
+        y = self._y(d)
         self._top = max(y, self._top)
         if self._count >= _MEMORY:
             self._tail *= 1.0 - 1.0 / self._count
             self._count -= 1.0
         self._tail += y - _TAIL
         self._count += 1.0
-        self._set_reach()
+        self._set_limit()
 
-    def _forget(self) -> None:
-        """Every few ticks: the largest outlier fades, and ticks without a long tail speak against one."""
-        self._review = self._n + _REVIEW
+    def _look_back(self) -> None:
+        """The largest outlier fades, and ticks without a long tail speak against one."""
+        self._due, self._left = self._due + _REVIEW, _REVIEW
         self._top = max(_TAIL, self._top * self._fade)
         self._tail += 0.02 * (_SHORT * self._count - self._tail)
-        self._set_reach()
-
-    def _set_reach(self) -> None:
-        tail = self._tail / self._count
-        y = self._top + self._margin * tail * (1.0 + 2.0 * tail) + _UNRIPE / self._n
-        self._reach = max(self._threshold, math.expm1(min(y, _FAR)))
+        self._set_limit()
 
     def _set_limit(self) -> None:
-        self.limit = self.level + max(self._reach * self.scale, self._floor * abs(self.level), self._least)
+        tail = self._tail / self._count
+        y = self._top + self._margin * tail * (1.0 + 2.0 * tail) + _UNRIPE / (self._due - self._left)
+        self._reach = max(self._threshold, math.expm1(min(y, _FAR)))
+        self._gap = max(self._floor * abs(self.level), self._start_floor * self._start)
+        self.limit = self.level + max(self._reach * self.scale, self._gap)
 
-    def state(self) -> list[Any]:
+    def state(self) -> dict[str, Any]:
         """A copy of all that changes over time."""
-        return [self._n, self.level, self.scale, self.limit, self._least, self._reach, self._top, self._review, self._tail,
-                self._count, self._held, self._held_level, self._held_scale, self._alarms, self._wild, list(self._values)]
+        return {"values": list(self._values), **{name: getattr(self, name) for name in self._CHANGING}}
 
-    def load(self, state: list[Any]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Takes such a copy back without keeping hold of it."""
-        (self._n, self.level, self.scale, self.limit, self._least, self._reach, self._top, self._review, self._tail,
-         self._count, self._held, self._held_level, self._held_scale, self._alarms, self._wild, values) = state
-        self._values = list(values)
+        self._values = list(state["values"])
+        for name in self._CHANGING:
+            setattr(self, name, state[name])

@@ -1,7 +1,7 @@
 """What the detectors have in common that judge a stretch of ticks rather than one.
 
-A window is 8 blocks; a block closes every window / 8 ticks, and then the window is judged. What a tick costs therefore does
-not depend on the window: it is an append, and its share of a few sums over its own block.
+A window is 8 blocks; a block closes every window / 8 ticks, and then the window is judged. What a tick costs therefore
+does not depend on the window: it is an append, and its share of a few sums over its own block.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Windowed(Detector):
         super().__init__(params)
         self.size: int = max(2, params.window // BLOCKS)  # ticks a block
         self.losses: list[float] = []
-        self.norms: list[float] = []
+        self.norms: list[float] = []  # stays empty in those that do not look at gradients
         self.blocks: list[Block] = []  # at most BLOCKS
         self.opened = -1  # first tick of the block being filled; -1: not known yet
         self.found: Found | None = None
@@ -61,7 +61,7 @@ class Windowed(Detector):
         """What the full window shows."""
 
     def closed(self, block: Block) -> None:
-        """A block is done: it may become long-run knowledge."""
+        """`block` is done and the last of `blocks`, of which there may be one too many: the first one leaves now."""
 
     def rough(self, norms: list[float], mean: float) -> float:  # noqa: ARG002 - for those that want it
         """Restlessness of a block's gradient norms, at least one."""
@@ -93,14 +93,17 @@ class Windowed(Detector):
             norms = [x for x in norms if x - x == 0.0]
             norm = sum(norms)
         n = len(losses)
-        if 2 * n < self.size or total - total != 0.0 or norm - norm != 0.0:
+        if 2 * n < self.size:  # too few losses are known
             return
         mean, norm = total / n, norm / (len(norms) or 1)
         var = sum(map(mul, losses, losses)) / n - mean * mean
-        block = Block(since, tick, mean, var if var > 0.0 else 0.0, norm, self.rough(norms, norm) if norms else 0.0, s.lr_effective)
-        blocks = self.blocks
-        blocks.append(block)
+        if var - var != 0.0 or norm - norm != 0.0:  # beyond what a float holds
+            return
+        rough = self.rough(norms, norm) if norms else 0.0
+        block = Block(since, tick, mean, var if var > 0.0 else 0.0, norm, rough, s.lr_effective)
+        self.blocks.append(block)
         self.closed(block)
+        blocks = self.blocks
         if len(blocks) > BLOCKS:
             blocks.pop(0)
         if len(blocks) == BLOCKS:
@@ -117,6 +120,5 @@ class Windowed(Detector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.losses, self.norms = list(state["losses"]), list(state["norms"])
         self.blocks = [Block(*b) for b in state["blocks"]]
-        self.opened = state["opened"]
-        found = state["found"]
+        self.opened, found = state["opened"], state["found"]
         self.found = None if found is None else (found[0], found[1], found[2], found[3], found[4], found[5])

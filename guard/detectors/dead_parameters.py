@@ -1,8 +1,9 @@
 """Dead parameters: nothing that could be trained receives a gradient.
 
-Why it matters: an adapter frozen by mistake, or a loss detached from the model, trains for days and changes no weight;
-    backward() does not complain.
-Fires when: no parameter has a gradient, or the global norm is exactly 0, for `patience` ticks in a row while |loss| > `done`.
+Why it matters: an adapter frozen by mistake, or a loss detached from the model, trains for days and changes no
+    weight; backward() does not complain.
+Fires when: no parameter has a gradient, or the global norm is exactly 0, for `patience` ticks in a row, while the
+    loss is unknown or |loss| > `done`.
 
 Args:
     patience: ticks in a row [steps], >= 1. Default 20.
@@ -47,9 +48,7 @@ class DeadParameters(Detector):
         return Detection("dead_parameters", "grad_norm", s.grad_norm, 0.0, 0.0, since, message)
 
     def learn(self, s: Signals) -> None:
-        if s.grad_norm != 0.0 and s.params:
-            self._dead = 0
-        elif not self._is_dead(s):
+        if (s.grad_norm != 0.0 and s.params) or not self._is_dead(s):
             self._dead = 0
         else:
             if not self._dead:

@@ -1,27 +1,31 @@
-"""Divergence: the loss went down and now goes steadily up; or it blows up in the first ticks.
+"""Divergence: the loss went down and now goes up for good; or it blows up in the first ticks.
 
-Why it matters: no later batch brings it back; the sooner the run goes back to a good state with a lower rate, the less is lost.
-Fires when: after a fall of at least 20 % of its start level the loss has regained half of that fall, block after block over
-    the last half window, or three quarters of it and stayed there for half a window. Or, in the first `early` ticks: loss and
-    gradient norm are both 10 times the highest so far and the loss triples in the next tick again.
+Why it matters: no later batch brings it back; the sooner the run returns to a good state, at a lower rate, the less
+    is lost.
+Fires when: the loss had fallen by 30 % of its start level, and has lost `regained` of that fall again, by 6 standard
+    errors: over half a window without a break, or block after block. Or, in the first `early` ticks: loss and
+    gradient norm are 10 times their highest so far in two ticks running, and the loss grows, to 1000 times.
 
 Args:
     window: ticks judged at once [steps], >= 48. Default 96.
-    early: ticks from the start in which a blow-up is looked for [steps], >= 2. Default 20; after that `loss_spike` watches.
-Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients.
-Cost: O(1) per tick (8 blocks, judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
-Blind to: a rise from a loss that never fell; a rise so slow that the window shows no trend; losses that start at or below 0
-    (for the slow kind).
+    regained: share of the fall that is lost again, 0 < regained < 1. Default 0.4.
+    early: ticks from the start in which a blow-up is looked for [steps], >= 2. Default 20; later `loss_spike`
+        watches.
+Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients, unscaled.
+Cost: O(1) per tick (8 blocks, one judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
+Blind to: a rise from a loss that never fell, or that takes more than four windows; slow divergence of a loss that is
+    not positive; a single jump until it has lasted half a window (`loss_spike` sees it at once).
 Raises: PolicyError at load; never at run time.
 Example:
     {type: divergence, window: 96 steps}
-Source: AUTOTRAINER's "not converging" and Keras' TerminateOnNaN see it at the end; PaLM (Chowdhery et al. 2022) describes going
-    back some 100 steps.
+Source: the divergence that PaLM and OPT report and restart from, some 100 steps back; written as lost progress,
+    because a multiple of the best loss fires on every loss near zero.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -31,44 +35,49 @@ from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
 from guard.types import Detection, Signals
 from guard.units import Steps
 
+_FALLEN = 0.3  # of the start level: a fall that is worth defending
+_ERRORS = 6.0  # standard errors of a quarter window that the rise must exceed
 _RECENT = 4  # windows within which the ground must have been lost
-_ERRORS = 8  # standard errors of a quarter that a rise must exceed
 
 
 @detector("divergence")
 class Divergence(Windowed):
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
+        regained: Annotated[float, Field(gt=0, lt=1)] = 0.4
         early: Annotated[Steps, Field(ge=2)] = 20
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.start = math.nan  # mean of the first block
-        self.best = math.inf  # least mean of a quarter of a window
+        self.best = math.inf  # least mean of two blocks
         self.sound = 0  # tick after the last one at which the fall was as good as kept
-        self.seen = 0  # ticks, up to `early`
+        self.early: int = params.early  # ticks left in which a blow-up is looked for
         self.top = self.top_norm = 0.0  # highest |loss| and norm of the first ticks, blown-up ones left out
-        self.blown = math.nan  # loss of the last tick, if it was blown up
+        self.blown = math.nan  # loss of the last tick, if that was blown up
         self.blown_since = 0
 
     def score(self, s: Signals) -> Detection | None:
-        if self.seen < self.params.early and self._blown_up(s) and s.loss > max(self.blown, 1000.0 * self.top):
-            message = f"loss {s.loss:.3g} within {s.tick - self.blown_since + 1} ticks of {self.top:.3g}, and growing"
-            return Detection("divergence", "loss", s.loss, 10.0 * self.top, self.top, self.blown_since, message)
+        if self.early and self._blown_up(s) and s.loss > max(self.blown, 1000.0 * self.top):
+            ticks = s.tick - self.blown_since + 1
+            message = f"loss blew up from {self.top:.3g} to {s.loss:.3g} within {ticks} ticks"
+            return Detection("divergence", "loss", s.loss, 1000.0 * self.top, self.top, self.blown_since, message)
         return None if self.found is None else Detection("divergence", *self.found)
 
     def learn(self, s: Signals) -> None:
-        if self.seen < self.params.early:
-            self._start(s)
+        if self.early:
+            self._first_ticks(s)
         losses = self.losses
         losses.append(s.loss)
         if len(losses) >= self.size:
             self.close(s)
 
     def _blown_up(self, s: Signals) -> bool:
-        return self.seen > 0 and 10.0 * self.top < s.loss < math.inf and s.grad_norm > 10.0 * self.top_norm
+        if not 10.0 * self.top < s.loss < math.inf or self.early == self.params.early:
+            return False
+        return s.grad_norm > 10.0 * self.top_norm
 
-    def _start(self, s: Signals) -> None:
+    def _first_ticks(self, s: Signals) -> None:
         if s.loss - s.loss != 0.0:
             return
         if self._blown_up(s):
@@ -76,46 +85,45 @@ class Divergence(Windowed):
                 self.blown_since = s.tick
             self.blown = s.loss
         else:
-            self.top = max(self.top, abs(s.loss))
+            self.top, self.blown = max(self.top, abs(s.loss)), math.nan
             if s.grad_norm < math.inf:
                 self.top_norm = max(self.top_norm, s.grad_norm)
-            self.blown = math.nan
-        self.seen += 1
+        self.early -= 1
 
     def closed(self, block: Block) -> None:
         if self.start != self.start:
             self.start = block.mean
         recent = 0.5 * (block.mean + self.blocks[-2].mean) if len(self.blocks) > 1 else block.mean
-        if recent <= self.best + 0.2 * (self.start - self.best) or self.best == math.inf:
-            self.sound = block.until + 1
-            self.best = min(self.best, recent)
+        if self.best == math.inf or recent <= self.best + 0.2 * (self.start - self.best):
+            self.sound, self.best = block.until + 1, min(self.best, recent)
 
     def judge(self) -> Found | None:
         blocks, fall = self.blocks, self.start - self.best
-        level = 0.5 * (blocks[-1].mean + blocks[-2].mean)
-        if level < self.best + .4 * fall or self.best <= 0.0 or fall < 0.3 * self.start:
+        level, limit = 0.5 * (blocks[-1].mean + blocks[-2].mean), self.best + self.params.regained * fall
+        if level < limit or self.best <= 0.0 or fall < _FALLEN * self.start:
             return None
-        if blocks[-1].until - self.sound > _RECENT * self.params.window:  # too slow to be a divergence, or told long enough
+        if blocks[-1].until - self.sound > _RECENT * self.params.window:  # slow by nature, or told long enough
             self.start = self.best = level
             return None
         noise = math.sqrt(sum(b.var for b in blocks) / BLOCKS)
         if level - self.best < _ERRORS * noise / math.sqrt(self.size):
             return None
         half = [b.mean for b in blocks[-HALF:]]
-        steps = [b - a for a, b in zip(half, half[1:], strict=False)]
-        rising = min(steps) > 0.08 * sum(steps) > 0.0 and max(steps) < 0.8 * sum(steps)  # a single jump is no steady rise
-        if not rising and min(half) < self.best + .4 * fall:
+        steps = [b - a for a, b in pairwise(half)]
+        rising = min(steps) > 0.08 * sum(steps) > 0.0 and max(steps) < 0.8 * sum(steps)  # a jump is no steady rise
+        if not rising and min(half) < limit:
             return None
         how = "and rising" if rising else "to stay"
         message = f"loss fell from {self.start:.4g} to {self.best:.4g} and is back at {level:.4g} {how}"
-        return "loss", level, self.best + 0.5 * fall, self.best, self.sound, message
+        return "loss", level, limit, self.best, self.sound, message
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "start": self.start, "best": self.best, "sound": self.sound, "seen": self.seen,
-                "top": self.top, "top_norm": self.top_norm, "blown": self.blown, "blown_since": self.blown_since}
+        own = {"start": self.start, "best": self.best, "sound": self.sound, "early": self.early, "top": self.top,
+               "top_norm": self.top_norm, "blown": self.blown, "blown_since": self.blown_since}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.start, self.best, self.sound, self.seen = state["start"], state["best"], state["sound"], state["seen"]
+        self.start, self.best, self.sound, self.early = state["start"], state["best"], state["sound"], state["early"]
         self.top, self.top_norm, self.blown = state["top"], state["top_norm"], state["blown"]
         self.blown_since = state["blown_since"]

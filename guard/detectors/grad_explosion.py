@@ -1,58 +1,47 @@
 """Gradient explosion: the global gradient norm jumps far above all that is usual in this run.
 
-Why it matters: the update is as long as the gradient; recurrent nets and deep transformers lose their weights in one step.
-    The norm shows it before the step, the loss only after it.
-Fires when: norm > level + max(reach * scale, 2 * level, 0.5 * start level) after `warmup` ticks; level, scale and reach as in
-    `loss_spike`.
+Why it matters: the update is as long as the gradient; recurrent nets and deep transformers lose their weights in one
+    step. The norm shows it before the step, the loss only after it.
+Fires when: norm > level + max(reach * scale, 2 * level, 0.5 * start level), after `warmup` ticks; level, scale and
+    reach as in `loss_spike`.
 
 Args:
     window: memory of level and scale [steps], >= 16. Default 50.
-    threshold: the least distance from the level [mean absolute deviations], > 0. Default 8, about 6 standard deviations.
-    margin: distance beyond the largest usual outlier [mean tail lengths], > 0. Default 3.5.
-    warmup: ticks before the first alarm [steps], >= 4. Default 20; before that `divergence` watches.
-    rebaseline: flagged ticks in a row after which the new level is the usual one [steps]. Default 20.
-Signals: grad_norm, float, L2 over all gradients, unscaled.
+    threshold: least value of reach [mean absolute deviations], > 0. Default 8, some 6 standard deviations.
+    margin: distance from the largest usual outlier to the limit [mean tail lengths], > 0. Default 3.5.
+    warmup: ticks before the first alarm [steps], >= 4. Default 20; until then `divergence` watches.
+    rebaseline: flagged ticks in a row after which their level is the usual one [steps]. Default 20.
+Signals: grad_norm, float, L2 over all gradients, unscaled; overflow, bool.
 Cost: O(1) per tick, some 20 numbers of memory, no extra host sync.
 Blind to: growth so slow that the level follows; gradients that arrive already clipped; one layer among many.
 Raises: PolicyError at load; never at run time.
 Example:
     {type: grad_explosion, threshold: 8.0, window: 128 steps}
-Source: Pascanu et al. 2013 name the fault; ZClip (z-score of the norm) is the nearest relative. Here the tail of the run's own
-    norms sets the limit, because norms of small batches are log-normal and a z-score cries wolf on them.
+Source: Pascanu et al. 2013 name the fault; ZClip's z-score of the norm is the nearest relative. Here the tail of the
+    run's own norms sets the limit, because norms of small batches are log-normal and a z-score cries wolf on them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from guard.detectors._base import Detector, detector
+from guard.detectors._base import detector
 from guard.detectors._jump import Jump
-from guard.detectors._stats import Upper
 from guard.types import Detection, Signals
-from guard.units import Steps
 
 
 @detector("grad_explosion")
 class GradExplosion(Jump):
-    class Params(Detector.Params):
-        window: Annotated[Steps, Field(ge=16)] = 50
-        threshold: Annotated[float, Field(gt=0)] = 8.0
-        margin: Annotated[float, Field(gt=0)] = 3.5
-        warmup: Annotated[Steps, Field(ge=4)] = 20
-        rebaseline: Annotated[Steps, Field(ge=1)] = 20
-
     def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.usual = Upper(params.window, params.threshold, 2.0, 0.5, params.margin, params.warmup, params.rebaseline)
+        # alarms=0: an explosion that was clipped and accepted is no reason to let the next one through
+        super().__init__(params, floor=2.0, start_floor=0.5, alarms=0)
 
     def score(self, s: Signals) -> Detection | None:
         norm, usual = s.grad_norm, self.usual
-        if not norm > usual.limit or norm == math.inf or s.overflow:  # an infinite norm is non_finite's
+        if not norm > usual.limit or norm == math.inf or s.overflow:  # an infinite norm is the business of non_finite
             return None
-        message = f"gradient norm {self.times(norm)}"
+        message = f"gradient norm {self.told(norm)}"
         return Detection("grad_explosion", "grad_norm", norm, usual.limit, usual.level, s.tick, message)
 
     def learn(self, s: Signals) -> None:

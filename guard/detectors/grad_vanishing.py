@@ -1,20 +1,21 @@
 """Vanishing gradient: the gradient norm has all but disappeared while the loss is still high.
 
 Why it matters: saturated units or a collapsed layer pass nothing back; the run goes on, and learns nothing.
-Fires when: norm < `ratio` * (median norm of the first 20 ticks) for `patience` ticks in a row, while the loss is unknown or
-    above half of its start level.
+Fires when: norm < `ratio` * (median norm of the first 20 ticks) for `patience` ticks in a row, while the loss is
+    unknown or above half of its start level.
 
 Args:
     ratio: share of the early gradient norm, 0 < ratio < 1. Default 0.001.
     patience: ticks in a row [steps], >= 1. Default 20.
 Signals: grad_norm, float, L2 over all gradients, unscaled; loss, float, unscaled.
 Cost: O(1) per tick, some 20 numbers of memory, no extra host sync.
-Blind to: gradients that are small from the start; a loss that is not positive at the start; one dead layer among many.
+Blind to: gradients that are small from the start; a loss that is not positive at the start; one dead layer among
+    many.
 Raises: PolicyError at load; never at run time.
 Example:
     {type: grad_vanishing, ratio: 0.001, patience: 20 steps}
-Source: the vanishing-gradient rule of SageMaker Debugger (an absolute 1e-7); relative to the run's own start here, because a
-    memorised data set has small gradients too, and a small loss with them.
+Source: the vanishing-gradient rule of SageMaker Debugger (an absolute 1e-7); relative to the run's own start here,
+    because a memorised data set has small gradients too, and a small loss with them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class GradVanishing(Detector):
             return None
         since = self._since if self._low else s.tick
         early = self._limit / self.params.ratio
-        message = f"gradient norm {norm:.3g} is {norm / early:.1e} of its early {early:.3g} for {self._low + 1} ticks, loss {s.loss:.4g}"
+        message = f"gradient norm is down from {early:.3g} to {norm:.3g} for {self._low + 1} ticks, loss {s.loss:.4g}"
         return Detection("grad_vanishing", "grad_norm", norm, self._limit, early, since, message)
 
     def learn(self, s: Signals) -> None:

@@ -1,8 +1,8 @@
 """Non-finite: the loss or the gradient norm is NaN or infinite.
 
 Why it matters: one such update poisons every weight; from there on the run only burns hours.
-Fires when: loss or gradient norm is NaN or infinite. A GradScaler overflow with a finite or unknown loss is not: the scaler
-    leaves that step out and halves its scale, which is its job.
+Fires when: loss or gradient norm is NaN or infinite. A GradScaler overflow with a finite or unknown loss is not: the
+    scaler leaves that step out and halves its scale, which is its job.
 
 Args: none.
 Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients, unscaled; overflow, bool.

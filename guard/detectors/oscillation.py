@@ -1,24 +1,25 @@
-"""Oscillation: the loss swings and gets nowhere.
+"""Oscillation: the loss swings, has lost ground, and does not win it back.
 
-Why it matters: the rate is too high (or gradients add up because nobody clears them); every further tick is wasted, and a
-    lower rate usually mends it at once.
-Fires when: over the second half of the window the loss stays above its best quarter by `rise`, by 2 % of the start level
-    and by 5 standard errors, it is
-    not falling, and its detrended deviation is more than 0.1 of its mean: ratio > 0.1 is moderate, > 0.5 severe. Where the rate
-    was raised since that best, by three times as much. Or: the ratio is above 0.3, the window has no progress,
-    and the gradient norm climbs while hardly changing from one tick to the next, as the sum of all gradients so far does.
+Why it matters: the rate is too high (or gradients add up because nobody clears them); every further tick is wasted,
+    and a lower rate usually mends it at once.
+Fires when: over the second half of the window the loss stays above the best quarter window of late by `rise`, by 5
+    standard errors and by 2 % of its start level, does not fall, and its detrended deviation is more than 0.1 of its
+    mean: moderate above 0.1, severe above 0.5. Where the rate was raised since that best, `rise` counts three times.
+    Or: deviation above 0.3 of the mean, no progress over the window, and a gradient norm that climbs while it hardly
+    changes from one tick to the next, as the sum of all gradients so far does.
 
 Args:
     window: ticks judged at once [steps], >= 48. Default 96.
-    rise: how far above the best quarter [share of that], > 0. Default 0.6.
-Signals: loss, float, unscaled; grad_norm, float; lr_effective.
-Cost: O(1) per tick (8 blocks, judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
-Blind to: noise around a level that was never bettered; losses that are not positive; swings slower than the window.
+    rise: how far above the best quarter window [share of that], > 0. Default 0.6.
+Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients, unscaled; lr_effective.
+Cost: O(1) per tick (8 blocks, one judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
+Blind to: noise around a level that was never bettered; losses that are not positive; swings slower than the window; a
+    level reached so slowly that it is the usual one by now.
 Raises: PolicyError at load; never at run time.
 Example:
     {type: oscillation, window: 100 steps}
-Source: the std / mean grades of common loss-curve linters (0.1, 0.5). That ratio alone calls every small batch an oscillation,
-    so here it only grades; the verdict is lost ground.
+Source: the std / mean grades of common loss-curve linters (0.1, 0.5). That ratio alone calls every small batch an
+    oscillation, so here it only grades; the verdict is lost ground.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
 from guard.units import Steps
 
 _SWINGS, _SEVERE = 0.1, 0.5  # detrended deviation / mean
+_FLOOR = 0.02  # of the start level: swings below are the noise floor of a finished run
 _FORGETS = 0.1  # of the distance to the best, per block
 _ERRORS = 5.0  # standard errors above the best quarter
 
@@ -61,32 +63,34 @@ class Oscillation(Windowed):
             else:  # ground is lost within some windows; a slow drift (a game that gets harder) is none
                 self.best += _FORGETS * (0.5 * (a.mean + b.mean) - self.best)
 
-    def rough(self, norms: list[float], mean: float) -> float:  # noqa: ARG002 - the mean step from one tick to the next
-        return sum(map(abs, map(sub, norms[1:], norms))) / len(norms)
+    def rough(self, norms: list[float], mean: float) -> float:  # noqa: ARG002 - the mean step between ticks
+        steps: float = sum(map(abs, map(sub, norms[1:], norms)))
+        return steps / len(norms)
 
     def judge(self) -> Found | None:
         b = self.blocks
-        first, third, last = 0.5 * (b[0].mean + b[1].mean), 0.5 * (b[4].mean + b[5].mean), 0.5 * (b[6].mean + b[7].mean)
+        first, last = 0.5 * (b[0].mean + b[1].mean), 0.5 * (b[6].mean + b[7].mean)  # quarters of the window
         best, lr = (self.best, self.best_lr) if self.best < first else (first, b[1].lr)
-        if best <= 0.0 or last - best < 0.02 * self.start:  # swings at the floor of a finished run are nothing
+        if best <= 0.0 or last - best < _FLOOR * self.start:
             return None
+        third = 0.5 * (b[4].mean + b[5].mean)
         if last < 0.5 * first and first > third > last:  # a new level is being learnt: the old best is past
             self.best = math.inf
             return None
         found = None
-        if third > best * (1.0 + self.params.rise) < last:
-            found = self._lost_ground(best, lr)
+        if min(third, last) > best * (1.0 + self.params.rise):
+            found = self._lost_ground(best, lr, min(third, last))
         if found is None and b[7].norm > 1.05 * b[0].norm > 0.0:
             found = self._gathers(best, first)
         return found
 
-    def _lost_ground(self, best: float, lr: float) -> Found | None:
+    def _lost_ground(self, best: float, lr: float, least: float) -> Found | None:
         blocks, rise = self.blocks, self.params.rise
         if max(b.lr for b in blocks) > 1.2 * lr > 0.0:
             rise *= 3.0
+            if least < best * (1.0 + rise):
+                return None
         half = [b.mean for b in blocks[-HALF:]]
-        if half[0] + half[1] < 2.0 * best * (1.0 + rise) or half[2] + half[3] < 2.0 * best * (1.0 + rise):
-            return None
         if half[1] > half[2] > half[3] and half[3] < 0.7 * max(half):  # it was one jump, and is being learnt away
             return None
         mean, level, sd, fall = self._shape()

@@ -1,20 +1,23 @@
 """Overfitting: the validation loss has turned and rises while the training loss goes on falling.
 
 Why it matters: from the turn on every step makes the model worse; the weights worth keeping are behind.
-Fires when: the last `patience` validation losses all lie above the best one by more than `rise` of it, five times their noise
-    and 2 % of the fall so far, and the training loss is lower than it was around the best.
+Fires when: the last `patience` validation losses all lie above the best one by more than `rise` of it, 5 times their
+    noise and 2 % of their fall so far, and the training loss is lower than it was at the best. Noise is the running
+    mean of |v - 2 v' + v''| / 2 over some four evaluations, which a trend leaves alone. It stays on until an
+    evaluation takes it back.
 
 Args:
-    metric: name of the validation loss as given to `g.log`. Default val_loss.
+    metric: name of the validation loss, as given to `g.log`. Default val_loss.
     patience: evaluations in a row, >= 1. Default 3.
     rise: how far above the best [share of it], > 0. Default 0.15.
 Signals: metrics, what `g.log` brought; loss, float, unscaled.
 Cost: O(1) per tick, O(patience) memory, no extra host sync.
-Blind to: overfitting that only an accuracy shows; runs that log no validation loss.
+Blind to: overfitting that only an accuracy shows; runs that log no validation loss; the first evaluations.
 Raises: PolicyError at load; never at run time.
 Example:
     {type: overfitting, metric: val_loss, patience: 3}
-Source: Prechelt 1998, early stopping by generalisation loss (GL) and patience (UP); the noise of the evaluations is added here.
+Source: Prechelt 1998, early stopping by generalisation loss and by successive rises; the noise of the evaluations is
+    added here.
 """
 
 from __future__ import annotations
@@ -63,13 +66,15 @@ class Overfitting(Detector):
         values = values[-self.params.patience :]
         if not min(values) > limit:
             return None
-        message = (f"{self.params.metric} {values[-1]:.4g} after its best {best:.4g} at tick {self._best_at}, training loss still "
-                   f"falling ({self._best_train:.4g} -> {train:.4g})")
+        message = (f"{self.params.metric} is {values[-1]:.4g} after its best {best:.4g} at tick {self._best_at}, "
+                   f"while the training loss still fell from {self._best_train:.4g} to {train:.4g}")
         return self.params.metric, values[-1], limit, best, self._best_at, message
 
     def learn(self, s: Signals) -> None:
         if s.metrics is not None and self.params.metric in s.metrics:
             self._evaluated(s, s.metrics[self.params.metric])
+        elif not self._count:  # a run without validation pays nothing
+            return
         loss = s.loss
         if loss - loss == 0.0:
             self._sum += loss
@@ -103,12 +108,12 @@ class Overfitting(Detector):
 
     def state_dict(self) -> dict[str, Any]:
         return {"first": self._first, "best": self._best, "best_at": self._best_at, "best_train": self._best_train,
-                "recent": list(self._recent), "noise": self._noise, "last": list(self._last), "count": self._count, "sum": self._sum,
-                "ticks": self._ticks, "found": None if self._found is None else list(self._found)}
+                "recent": list(self._recent), "last": list(self._last), "noise": self._noise, "count": self._count,
+                "sum": self._sum, "ticks": self._ticks, "found": None if self._found is None else list(self._found)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._first, self._best, self._best_at = state["first"], state["best"], state["best_at"]
-        self._last = list(state["last"])
-        self._best_train, self._recent, self._noise = state["best_train"], list(state["recent"]), state["noise"]
-        self._count, self._sum, self._ticks = state["count"], state["sum"], state["ticks"]
-        self._found = None if state["found"] is None else tuple(state["found"])
+        self._best_train, self._noise, self._count = state["best_train"], state["noise"], state["count"]
+        self._recent, self._last = list(state["recent"]), list(state["last"])
+        self._sum, self._ticks, found = state["sum"], state["ticks"], state["found"]
+        self._found = None if found is None else tuple(found)

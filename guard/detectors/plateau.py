@@ -1,25 +1,25 @@
 """Plateau: the loss moved, then stopped early, far from done.
 
-Why it matters: a rate that was too high at the start can press a network into a corner that it never leaves; the loss curve
-    looks like convergence, and nobody notices before the end.
-Fires when: over a window the loss has no downward trend (t > -2.5) and little noise (deviation < 0.06 of its level), is still
-    above `remaining` of its start level, made its last progress in the first third of the run, and either the gradient norm
-    has collapsed below `collapsed` of its early level and is unsteady, at a rate still above half of its maximum,
-    or the rate has spent more than half of the run below 1 % of its maximum.
+Why it matters: a rate that was too high at the start can press a network into a corner that it never leaves; the
+    curve looks like convergence, and nobody notices before the end.
+Fires when: over the window the loss shows no downward trend (t > -2.5) and little noise (deviation < 0.06 of its
+    level), is still above `remaining` of its start level, and got better only in the first third of the run; and
+    either the gradient norm is below `collapsed` of its early level and unsteady (deviation > 0.2 of it) while the
+    rate is above half of its maximum, or the rate has been below 1 % of its maximum for more than half of the run.
 
 Args:
     window: ticks judged at once [steps], >= 48. Default 160.
-    remaining: share of the start level that is "far from done", 0 < remaining < 1. Default 0.55.
+    remaining: share of the start level that is far from done, 0 < remaining < 1. Default 0.55.
     collapsed: share of the early gradient norm, 0 < collapsed < 1. Default 0.33.
-Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients; lr_effective.
-Cost: O(1) per tick (8 blocks, judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
-Blind to: a plateau under noise, or with lively gradients; losses that are not positive. A run that stops at
-    an error nobody can get below looks much alike from outside: this is worth telling, not worth acting on.
+Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients, unscaled; lr_effective.
+Cost: O(1) per tick (8 blocks, one judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
+Blind to: a plateau under noise, or with lively gradients; losses that are not positive. A run that has met an error
+    that nobody can get below may look the same: worth telling, not worth acting on.
 Raises: PolicyError at load; never at run time.
 Example:
     {type: plateau, window: 160 steps, remaining: 0.55}
-Source: ReduceLROnPlateau knows only "no better for N"; the gradient's collapse is what tells stuck from converged here, and
-    was chosen on small runs of both kinds.
+Source: ReduceLROnPlateau knows only "no better for N". Here the collapse of the gradient tells stuck from converged;
+    its thresholds were chosen on small runs of both kinds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from guard.detectors._base import Detector, detector
-from guard.detectors._stats import line
+from guard.detectors._stats import line, median
 from guard.detectors._window import BLOCKS, Block, Found, Windowed
 from guard.units import Steps
 
@@ -53,13 +53,13 @@ class Plateau(Windowed):
         self.slow_since = -1  # tick from which the rate has been below 1 % of its maximum
 
     def rough(self, norms: list[float], mean: float) -> float:  # their variance
-        return sum(map(mul, norms, norms)) / len(norms) - mean * mean
+        squares: float = sum(map(mul, norms, norms))
+        return squares / len(norms) - mean * mean
 
     def closed(self, block: Block) -> None:
         if self.start != self.start:
             self.start, self.start_norm, self.began = block.mean, block.norm, block.since
-        if block.lr > self.top_lr:
-            self.top_lr = block.lr
+        self.top_lr = max(self.top_lr, block.lr)
         if block.lr >= 0.01 * self.top_lr:
             self.slow_since = -1
         elif self.slow_since < 0:
@@ -83,22 +83,25 @@ class Plateau(Windowed):
         why = self._stuck(now)
         if why is None:
             return None
-        message = f"loss has stayed at {level:.4g} since tick {self.progressed}, {level / self.start:.0%} of its start, {why}"
+        share = f"{level / self.start:.0%} of its start"
+        message = f"loss has stayed at {level:.4g} since tick {self.progressed}, {share}, and {why}"
         return "loss", level, self.params.remaining * self.start, self.start, self.arrived, message
 
     def _stuck(self, now: int) -> str | None:
         blocks = self.blocks
         if self.slow_since >= 0 and 2 * (now - self.slow_since) > now - self.began:
-            return f"and the learning rate is down to {blocks[-1].lr:.2g} since tick {self.slow_since}"
-        norm = sorted(b.norm for b in blocks)[BLOCKS // 2]
-        unsteady = math.sqrt(max(0.0, sum(b.rough for b in blocks)) / BLOCKS) > 0.2 * norm
-        if min(b.lr for b in blocks) > 0.5 * self.top_lr and norm < self.params.collapsed * self.start_norm and unsteady:
-            return f"and the gradient norm is down from {self.start_norm:.3g} to {norm:.3g}"
-        return None
+            return f"the learning rate is down to {blocks[-1].lr:.2g} since tick {self.slow_since}"
+        norm = median([b.norm for b in blocks])
+        if min(b.lr for b in blocks) <= 0.5 * self.top_lr or norm >= self.params.collapsed * self.start_norm:
+            return None
+        if math.sqrt(max(0.0, sum(b.rough for b in blocks)) / BLOCKS) <= 0.2 * norm:
+            return None
+        return f"the gradient norm is down from {self.start_norm:.3g} to {norm:.3g}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "start": self.start, "start_norm": self.start_norm, "began": self.began,
-                "progressed": self.progressed, "arrived": self.arrived, "best": self.best, "top_lr": self.top_lr, "slow_since": self.slow_since}
+        own = {"start": self.start, "start_norm": self.start_norm, "began": self.began, "progressed": self.progressed,
+               "arrived": self.arrived, "best": self.best, "top_lr": self.top_lr, "slow_since": self.slow_since}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from guard.clock import Clock
 from guard.incidents import Follower, IncidentLog
 from guard.incidents.journal import NAME
-from guard.notify import check, render, story
-from guard.notify.desk import Desk, due
+from guard.notify import check, story
+from guard.notify.desk import DAMAGED, Desk, due
 from guard.notify.failure import OutOfTime
 from guard.notify.lines import LineDesk
 from guard.notify.outbox import LeaseLost, Outbox, open_outbox
@@ -27,9 +27,6 @@ from guard.notify.spec import ReceiverSpec
 from guard.notify.threads import ThreadDesk
 from guard.notify.turn import Pace, Plot, Turn
 from guard.types import SEVERITIES, Entry
-
-if TYPE_CHECKING:
-    from guard.clock import Clock
 
 _POLL = 10.0  # seconds between looks at the journal when nobody wakes the courier
 _SOON = 1.0
@@ -229,6 +226,8 @@ class Courier:
         self._fold()
         if first and self._box.fresh:
             self._suspects = set(self._log.incidents)
+        if not any(desk.unsettled(self._log, self._versions) for desk in self._desks):
+            return Progress()  # a quiet run writes nothing
         if not self._box.take_lease(self._clock.time()):
             return Progress(leader=False, next_try=_POLL)
         self._locked = 0
@@ -244,10 +243,9 @@ class Courier:
     def _progress(self, turn: Turn) -> Progress:
         waiting, soonest = 0, None
         for desk in self._desks:
-            open_ = [i for i in due(self._log, desk.spec) if desk.settled.get(i.id) != self._versions.get(i.id, 0)]
-            if not open_:
+            if not (unsettled := desk.unsettled(self._log, self._versions)):
                 continue
-            waiting += len(open_)
+            waiting += len(unsettled)
             times = [item.next_try for item in turn.box.items(desk.spec.name, "next_try > ?", turn.now)]
             standing = turn.box.standing(desk.spec.name)
             blocked = standing.next_try if standing.off or standing.asked or not turn.eager else 0.0
@@ -276,7 +274,7 @@ class Courier:
     def _apply(self, log: IncidentLog, entry: Entry) -> None:
         try:
             log.apply(entry)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a damaged line must not silence the others
+        except DAMAGED as error:  # a damaged line must not silence the others
             self._trouble(error)
 
     def _changed(self, entry: Entry) -> None:
@@ -349,12 +347,16 @@ def _pending(log: IncidentLog, box: Outbox, desk: Desk) -> list[Pending]:
     found = []
     for incident in due(log, desk.spec):
         rows = {row.key: row for row in box.items(desk.spec.name, "incident = ?", incident.id)}
-        left = desk.untold(log, incident, rows)
+        try:
+            left, first_line = desk.untold(log, incident, rows), story.first_line(log, incident)
+        except DAMAGED as error:
+            found.append(Pending(desk.spec.name, incident.id, "", f"journal lines damaged ({type(error).__name__})"))
+            continue
         if not left:
             continue
         row = rows.get(left[0])
-        error = (row.error if row else "") or standing.error
-        found.append(Pending(desk.spec.name, incident.id, render.root(log, incident).first_line, error,
+        why = (row.error if row else "") or standing.error
+        found.append(Pending(desk.spec.name, incident.id, first_line, why,
                              row.attempts if row else 0, max(row.next_try if row else 0.0, standing.next_try)))
     return found
 

@@ -11,20 +11,19 @@ from guard.notify.message import Message
 from guard.notify.outbox import Item, Standing
 from guard.notify.spec import ReceiverSpec
 from guard.notify.turn import BACKOFF_CAP, Turn
-from guard.types import SEVERITIES, Incident
+from guard.types import Incident
 
 RARELY = 600.0  # seconds between tries where a person has to change something first
 STORM_ROOTS, STORM_WINDOW = 10, 600.0
+DAMAGED = (AttributeError, KeyError, TypeError, ValueError)  # what odd values in a journal lead to
 STORM_URGENT = 20  # roots in the window up to which an incident that needs a person still gets its own
 
 
 def due(log: IncidentLog, spec: ReceiverSpec) -> Iterator[Incident]:
     """The incidents that are told here, oldest first; attached ones are told with their owner."""
-    least = SEVERITIES.index(spec.min_severity)
-    for incident in log.incidents.values():
-        if story.owner(log, incident).id == incident.id and \
-                SEVERITIES.index(story.severity(log, incident)) >= least:
-            yield incident
+    for together in story.groups(log).values():
+        if story.rank(story.severity(log, together)) >= story.rank(spec.min_severity):
+            yield together[0]
 
 
 class Desk:
@@ -56,24 +55,34 @@ class Desk:
 
     # ---- one pass
 
+    def unsettled(self, log: IncidentLog, versions: dict[str, int]) -> list[Incident]:
+        """The incidents of which this process has not told all, or that have changed since."""
+        return [i for i in due(log, self.spec) if self.settled.get(i.id) != versions.get(i.id, 0)]
+
     def deliver(self, turn: Turn) -> None:
         """Tells what is due here, as far as the receiver lets us: first all words, then the rest."""
         standing = turn.box.standing(self.spec.name)
         if turn.now < standing.next_try and not (turn.eager and not standing.off and not standing.asked):
             return
-        open_ = [i for i in due(turn.log, self.spec) if self.settled.get(i.id) != turn.versions.get(i.id, 0)]
         words_told = []
-        for incident in open_:
-            if (done := self._try(turn, self.tell, incident)) is None:
+        for incident in self.unsettled(turn.log, turn.versions):
+            try:
+                done = self._try(turn, self.tell, incident)
+            except DAMAGED as error:  # its journal lines; they must not silence the incidents after it
+                turn.say(f"incident {incident.id} cannot be told ({type(error).__name__}): "
+                         "its journal lines are damaged")
+                self.settled[incident.id] = turn.versions.get(incident.id, 0)
+                continue
+            if done is None:
                 return
             if done:
                 words_told.append(incident)
-        if self._try(turn, self._storms) is None:
+        if (counted := self._try(turn, self._storms)) is None:
             return
         for incident in words_told:
             if (done := self._try(turn, self.finish, incident)) is None:
                 return
-            if done:
+            if done and counted:
                 self.settled[incident.id] = turn.versions.get(incident.id, 0)
 
     def _try(self, turn: Turn, job: Callable[..., bool], *arguments: object) -> bool | None:

@@ -31,8 +31,9 @@ class LineDesk(Desk):
         if item.state in ("due", "stormed") and self.stormed(turn, item, incident):
             return True
         worse = stage in story.NEEDS_YOU or (stage == "verifying" and story.escalated(incident, -1))
+        severity = story.severity(turn.log, [incident, *story.attached(turn.log, incident)])
         facts = {"incident": incident.id, "policy": incident.policy, "detector": incident.detector,
-                 "status": incident.status, "severity": story.severity(turn.log, incident), "count": incident.count,
+                 "status": incident.status, "severity": severity, "count": incident.count,
                  "mention": self.spec.mention if worse else None}
         self._send(turn, item, render.root(turn.log, incident), state, facts)
         return True

@@ -2,7 +2,8 @@
 
 A row is written *before* a message is sent ("sending") and again when the receiver has acknowledged it ("told"). What
 is left as "sending" by a crash or a lost reply is looked up at the receiver before it is sent again. There is no
-journal offset here: what is due is the difference between the folded journal and these rows, so the two cannot drift apart.
+journal offset here: what is due is the difference between the folded journal and these rows, so the two
+cannot drift apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 LEASE = 30.0  # seconds; longer than any one network call
 _LOCK_WAIT = 2.0
+_SYNCHRONOUS = "FULL"  # what is acknowledged survives a power cut
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS items (
@@ -105,7 +107,7 @@ class Outbox:
         self.path = path
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA synchronous={_SYNCHRONOUS}")
         with self._write():
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)

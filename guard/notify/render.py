@@ -21,7 +21,7 @@ EMOJI = {"firing": "🟡", "verifying": "🟡", "resolved": "🟢", "exhausted":
 def root(log: IncidentLog, incident: Incident) -> Message:
     """The one message of an incident, as it stands now."""
     also = story.attached(log, incident)
-    severity = story.severity(log, incident, also)
+    severity = story.severity(log, [incident, *also])
     emoji = EMOJI[story.stage(log, incident)]
     first = cut(story.first_line(log, incident), 140)
     run = clean(log.run.get("run") or "this run", 80)

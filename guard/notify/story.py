@@ -36,17 +36,33 @@ def owner(log: IncidentLog, incident: Incident) -> Incident:
     return incident
 
 
+def groups(log: IncidentLog) -> dict[str, list[Incident]]:
+    """What is told together: by the owner's id, the owner first and then those attached to it."""
+    found: dict[str, list[Incident]] = {}
+    for incident in log.incidents.values():
+        key = owner(log, incident).id
+        if key == incident.id:
+            found.setdefault(key, []).insert(0, incident)
+        else:
+            found.setdefault(key, []).append(incident)
+    return found
+
+
 def attached(log: IncidentLog, incident: Incident) -> list[Incident]:
     return [i for i in log.incidents.values() if i.evidence.get("attached_to") and i.id != incident.id
             and owner(log, i).id == incident.id]
 
 
-def severity(log: IncidentLog, incident: Incident, others: Sequence[Incident] | None = None) -> Severity:
+def severity(log: IncidentLog, together: Sequence[Incident]) -> Severity:
     """How bad it is by now: the worst of what is told together; what needs a person is critical."""
-    if stage(log, incident) in NEEDS_YOU:
+    if stage(log, together[0]) in NEEDS_YOU:
         return "critical"
-    together = [incident, *(attached(log, incident) if others is None else others)]
-    return max((i.severity for i in together), key=SEVERITIES.index)
+    return max((i.severity for i in together), key=rank)
+
+
+def rank(severity: Severity) -> int:
+    """0 for info; one that this version does not know is told to everybody."""
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
 def outcome(incident: Incident) -> dict[str, Any]:

@@ -7,14 +7,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from guard.clock import Clock
 from guard.incidents import IncidentLog
 from guard.notify.failure import OutOfTime
 from guard.notify.outbox import Outbox
-
-if TYPE_CHECKING:
-    from guard.clock import Clock
 
 Plot = Callable[[Path, str], Path | None]
 _BACKOFF, BACKOFF_CAP = 2.0, 300.0

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from guard.actions import ACTIONS, OTHER, STRENGTH
+from guard.actions import OTHER, STRENGTH
 from guard.policy.schema import ActionSpec, Policy
 from guard.types import Detection, Mode, Status
 
@@ -344,7 +344,7 @@ def _candidate(t: _Tick, index: int, rung: int, detection: Detection, *, escalat
 def _in_place(rung: Sequence[ActionSpec], world: World) -> Sequence[ActionSpec]:
     """A fault that reproduces on the same data with finite weights needs no rollback: leaving the step out is enough."""
     if any(_skips_offending(a) for a in rung) and world.state_finite():
-        return [_spec("skip_step") if _skips_offending(a) else a for a in rung]
+        return [ActionSpec.of("skip_step") if _skips_offending(a) else a for a in rung]
     return rung
 
 
@@ -377,7 +377,7 @@ def _exhaust(t: _Tick, owner: _Candidate, detection: Detection) -> None:
         t.policies[owner.index] = replace(p, open=replace(o, attempted=t.moment.tick))
         return
     if rule.on_exhausted == "stop":
-        stop = _spec("stop")
+        stop = ActionSpec.of("stop")
         t.events.append(Attempted(o.id, rule, detection, len(rule.attempts), 0, True, (stop,), owner.unavailable, would=False))
         t.events.append(Closed(o.id, rule, "stopped", o.count))
     else:
@@ -426,12 +426,6 @@ def _replays(rung: Sequence[ActionSpec]) -> bool:
 
 def _skips_offending(spec: ActionSpec) -> bool:
     return spec.type == "rollback" and bool(spec.action.params.data == "skip_offending")
-
-
-def _spec(name: str) -> ActionSpec:
-    cls = ACTIONS.get(name)
-    assert cls is not None
-    return ActionSpec(type=name, action=cls(cls.Params()))
 
 
 def _incident_id(number: int) -> str:

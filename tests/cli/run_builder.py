@@ -42,7 +42,8 @@ class RunBuilder:
                    mode="enforce", policy="night", policy_digest="0", versions={})
 
     def write(self, kind: str, **keys: Any) -> dict[str, Any]:
-        entry = {"v": 1, "seq": self.seq, "time": self.time, "kind": kind, "tick": self.tick, "step": self.tick - 20, **keys}
+        entry = {"v": 1, "seq": self.seq, "time": self.time, "kind": kind, "tick": self.tick, "step": self.tick - 20,
+                 **keys}
         with (self.path / NAME).open("ab") as file:
             file.write(encode(entry))
         self.seq, self.tick, self.time = self.seq + 1, self.tick + 1, self.time + 1

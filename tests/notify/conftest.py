@@ -6,25 +6,31 @@ from typing import Any
 
 import pytest
 from notify.fake_slack import TOKEN, FakeSlack
-from notify.night import Clock, Night
+from notify.night import Night
 
-from guard.notify import Courier, ReceiverSpec
+from guard.clock import FakeClock
+from guard.notify import Courier, ReceiverSpec, outbox
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_SYNCHRONOUS", "OFF")
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def slack(clock: Clock) -> Iterator[FakeSlack]:
+def slack(clock: FakeClock) -> Iterator[FakeSlack]:
     fake = FakeSlack(clock).start()
     yield fake
     fake.stop()
 
 
 @pytest.fixture
-def night(tmp_path: Path, clock: Clock) -> Night:
+def night(tmp_path: Path, clock: FakeClock) -> Night:
     return Night(tmp_path / "exp1", clock)
 
 
@@ -40,14 +46,14 @@ def spec(slack: FakeSlack) -> ReceiverSpec:
 
 
 @pytest.fixture
-def courier(night: Night, clock: Clock, said: list[str], spec: ReceiverSpec) -> Callable[..., Courier]:
+def courier(night: Night, clock: FakeClock, said: list[str], spec: ReceiverSpec) -> Callable[..., Courier]:
     def make(*specs: ReceiverSpec, **options: Any) -> Courier:
         return Courier(night.run_dir, specs or [spec], clock=clock, say=said.append, **options)
     return make
 
 
 @pytest.fixture
-def deliver(clock: Clock) -> Callable[[Courier], None]:
+def deliver(clock: FakeClock) -> Callable[[Courier], None]:
     def until_told(courier: Courier, passes: int = 60) -> None:
         """Passes with the waits that the courier asks for, until nothing waits."""
         for _ in range(passes):

@@ -1,8 +1,8 @@
 """A Slack for tests: a threaded HTTP server on loopback that keeps messages, enforces Slack's limits, and can fail.
 
-A fault is taken for each request that matches its method (any, if it names none):
-``lost`` (done, but the reply never comes), ``drop`` (not done, no reply), ``500``, ``html`` (500 with a page), ``hang``
-(done, the reply comes too late), ``429:SECONDS``, ``CODE`` (an error code; not done), ``done:CODE`` (done, but says so).
+A fault is taken for each request that matches its method (any, if it names none): ``ok``, ``lost`` (done, but the
+reply never comes), ``drop`` (not done, no reply), ``500``, ``html`` (500 with a page), ``hang`` (done, but no reply in
+time), ``429:SECONDS``, ``CODE`` (an error code; not done), ``done:CODE`` (done, but says so).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-TOKEN = "xoxb-SECRET-TOKEN"  # noqa: S105 - a test's
+TOKEN = "xoxb-SECRET-TOKEN"
 Fault = tuple[str, str | None]
 
 
@@ -129,7 +129,8 @@ class FakeSlack:
                 return None if kind == "ok" else kind
         return None
 
-    def _answer(self, handler: BaseHTTPRequestHandler, method: str, a: dict[str, Any], body: bytes) -> dict[str, Any] | str:
+    def _answer(self, handler: BaseHTTPRequestHandler, method: str, a: dict[str, Any],
+                body: bytes) -> dict[str, Any] | str:
         if method.startswith("/hook/"):
             self.hooks.append(a)
             return "ok"
@@ -161,8 +162,8 @@ class FakeSlack:
             return {"ok": False, "error": "thread_not_found"}
         ts = self._ts(channel)
         self.messages.append({"channel": channel, "ts": ts, "text": a["text"], "blocks": a.get("blocks") or [],
-                              "thread": thread, "broadcast": bool(a.get("reply_broadcast")), "deleted": False, "edits": 0,
-                              "metadata": a.get("metadata")})
+                              "thread": thread, "broadcast": bool(a.get("reply_broadcast")), "deleted": False,
+                              "edits": 0, "metadata": a.get("metadata")})
         return {"ok": True, "channel": channel, "ts": ts}
 
     def _chat_update(self, a: dict[str, Any]) -> dict[str, Any]:

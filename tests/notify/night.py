@@ -1,8 +1,7 @@
-"""A run's journal, written line by line as a test needs it, and a clock that tests turn."""
+"""A run's journal, written line by line as a test needs it."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +10,15 @@ from guard.incidents.journal import NAME, encode
 MESSAGE = "loss is NaN at step 1,200"
 
 
-class Clock:
-    """Turned by hand: waiting advances it."""
-
-    def __init__(self, start: float = 1_700_000_000.0) -> None:
-        self.now = start
-
-    def time(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        if not event.is_set():
-            self.now += timeout
-        return event.is_set()
-
-
 class Night:
     def __init__(self, run_dir: Path, clock: Any) -> None:
         self.run_dir, self.clock, self.seq, self.tick = run_dir, clock, 0, 1200
         run_dir.mkdir(parents=True, exist_ok=True)
-        self.write("run_started", run="exp1", run_dir=str(run_dir), host="node7", pid=4711, rank=0, script="train.py",
-                   mode="enforce", policy="default", policy_digest="0", versions={})
+        self.started()
+
+    def started(self) -> None:
+        self.write("run_started", run="exp1", run_dir=str(self.run_dir), host="node7", pid=4711, rank=0,
+                   script="train.py", mode="enforce", policy="default", policy_digest="0", versions={})
 
     def write(self, kind: str, **more: Any) -> None:
         entry = {"v": 1, "seq": self.seq, "time": self.clock.time(), "kind": kind, "tick": self.tick,
@@ -51,8 +32,8 @@ class Night:
                message: str = MESSAGE, observed: bool = False, attached_to: str | None = None) -> None:
         detection = {"signal": "loss", "value": float("nan"), "threshold": float("nan"), "baseline": 2.3125,
                      "since": self.tick - 2, "message": message}
-        self.write("incident_opened", incident=id, policy="nan-rollback-retry-bf16", detector=detector, severity=severity,
-                   detection=detection, observed=observed, attached_to=attached_to,
+        self.write("incident_opened", incident=id, policy="nan-rollback-retry-bf16", detector=detector,
+                   severity=severity, detection=detection, observed=observed, attached_to=attached_to,
                    signals=[{"tick": self.tick - 2, "step": self.tick - 22, "loss": 2.3}])
 
     def attempt(self, id: str = "a1", rung: int = 0, *, would: bool = False, repeat: int = 0,  # noqa: A002

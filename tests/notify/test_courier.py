@@ -140,7 +140,7 @@ def test_checking_says_what_to_do(slack, spec, said):
     assert one() == (True, "token valid, @guard is in #training")
     assert one(channel="C0000002")[0]
     assert one(channel="#nowhere") == (False, "the bot is not in #nowhere: type there /invite @guard")
-    assert one(token="xoxb-old") == (False, "invalid_auth: the token is not valid; set a new bot token")  # noqa: S106
+    assert one(token="xoxb-old") == (False, "invalid_auth: the token is not valid; set a new bot token")
     assert one(token="") == (False, "no_token: the token is empty; set the bot token")
     assert one(off_reason="SLACK_BOT_TOKEN is not set") == (False, "off: SLACK_BOT_TOKEN is not set")
     assert one(webhook_url="https://hooks.example/x")[0]
@@ -159,7 +159,7 @@ def test_a_test_message(slack, spec, capsys):
     assert len(slack.hooks) == 2
     assert send_test(ReceiverSpec("c", "console")).ok
     assert "this is a test" in capsys.readouterr().err
-    assert not send_test(replace(spec, token="wrong")).ok  # noqa: S106
+    assert not send_test(replace(spec, token="wrong")).ok
 
 
 def test_the_outbox_can_live_on_this_host(night, slack, courier, deliver, tmp_path):

@@ -9,7 +9,7 @@ from guard.notify import ReceiverSpec
 
 @pytest.fixture
 def hook(slack):
-    return lambda type="webhook", **more: ReceiverSpec("hook", type, webhook_url=slack.hook(), mention="<@U012>", **more)
+    return lambda kind="webhook": ReceiverSpec("hook", kind, webhook_url=slack.hook(), mention="<@U012>")
 
 
 def story(night, c, deliver):
