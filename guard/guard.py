@@ -286,10 +286,10 @@ class Guard:
                 case engine.Fired():
                     self.report.fired(event)
                 case engine.Attempted(would=True):
-                    self.report.attempted(event, [Result(a.type, f"would {a.action.describe()}") for a in event.actions])
+                    self.report.attempted(event, moment.step, [Result(a.type, f"would {a.action.describe()}") for a in event.actions])
                 case engine.Attempted():
                     only_clipped = only_clipped and all(a.type == "clip" for a in event.actions)
-                    self.report.attempted(event, self._act(event))
+                    self.report.attempted(event, moment.step, self._act(event))
                 case engine.Closed():
                     live.incident_over()
                     self.report.closed(event, self._history)
@@ -320,6 +320,8 @@ class Guard:
             slot.optimizer._opt_called = True  # type: ignore[attr-defined] # else schedulers warn about their order
         if slot is not self._clock_slot:
             return
+        if live.scales_lr:
+            s.lr_effective = live.effective_lr(s.lr)    # an action of this very tick may have changed it
         row = (s.tick, s.step, s.loss, s.grad_norm, s.lr, s.lr_effective, s.loss_scale)
         self._history.append(row)
         self._files.rows.append(row)

@@ -45,7 +45,7 @@ class Reporter:
     def write(self, kind: str, *, durable: bool = False, **keys: Any) -> Entry:
         """Journals one entry and folds it."""
         tick, step = self._moment()
-        entry = self.files.journal({"kind": kind, "tick": tick, "step": step, **keys}, durable=durable)
+        entry = self.files.journal({"kind": kind, "tick": tick, "step": step} | keys, durable=durable)
         self.log.apply(entry)
         self.wake()
         return entry
@@ -67,14 +67,15 @@ class Reporter:
         if _is_power_of_two(event.count):
             self.write("incident_fired", incident=event.incident, count=event.count, detection=_detection(event.detection))
 
-    def attempted(self, event: engine.Attempted, results: Sequence[Result]) -> None:
+    def attempted(self, event: engine.Attempted, step: int, results: Sequence[Result]) -> None:
+        """Journals an attempt with the step at which it was made: a rollback has moved the run since."""
         for r in results:
             lost = r.changes.get("from_step", 0) - r.changes.get("to_step", 0) + (r.type == "skip_step")
             self._lost[event.incident] = self._lost.get(event.incident, 0) + lost
         if event.repeat and not _is_power_of_two(event.repeat):
             self.log.incidents[event.incident].attempts[-1].repeats = event.repeat
             return
-        self.write("attempt", durable=any(r.type in ("rollback", "stop") for r in results), incident=event.incident,
+        self.write("attempt", step=step, durable=any(r.type in ("rollback", "stop") for r in results), incident=event.incident,
                    rung=event.rung, rungs=len(event.policy.attempts), repeat=event.repeat, escalated=event.escalated,
                    would=event.would, results=[asdict(r) for r in results], unavailable=[list(u) for u in event.unavailable])
 

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from guard.cli._say import NO_RUN, fail, nearest, note
-from guard.cli._shape import check_shape
 from guard.clock import Clock, SystemClock
 from guard.incidents import Follower, IncidentLog
 from guard.incidents.journal import NAME
@@ -63,18 +62,14 @@ def read_run(path: Path) -> RunStory:
     """Reads the journal; lines that cannot be understood are counted and said."""
     follower = Follower(path / NAME)
     entries: list[Entry] = []
-    log, damaged = IncidentLog(), 0
+    log = IncidentLog()
     try:
         for entry in follower.read():
-            try:
-                check_shape(entry)
-                log.apply(entry)
-                entries.append(entry)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                damaged += 1
+            log.apply(entry)
+            entries.append(entry)
     except OSError as error:
         fail(f"{path / NAME} cannot be read: {error.strerror}", NO_RUN)
-    damaged += follower.damaged
+    damaged = follower.damaged
     if damaged:
         lines = "line of the journal is" if damaged == 1 else "lines of the journal are"
         note(f"{damaged} {lines} damaged and passed over; what follows is told from the others")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 _CAP = 2.5  # deviations beyond this many scales are outliers: they move the baseline no further
 _TAIL = math.log1p(_CAP)  # where the outliers' tail begins, on the scale y = log(1 + d / scale)
-_SHORT, _PRIOR, _PRIOR_WEIGHT = 0.15, 0.4, 4.0  # mean tail length: of Gaussian noise; believed at first, and how firmly
+_STEP = 0.707  # scale / mean step from one value to the next, for white noise
+_SHORT, _PRIOR, _PRIOR_WEIGHT = 0.15, 0.3, 4.0  # mean tail length: of Gaussian noise; believed at first, and how firmly
 _MEMORY = 30.0  # outliers after which the tail's mean becomes a running one
 _REVIEW = 16  # ticks between two reviews of what is usual
 _FADE = 40.0  # windows after which the largest outlier is forgotten
@@ -54,9 +56,9 @@ class Upper:
     """
 
     _CHANGING = ("level", "scale", "limit", "_due", "_left", "_start", "_reach", "_gap", "_top", "_tail", "_count",
-                 "_held", "_held_at", "_held_level", "_held_scale", "_flagged", "_wild")
-    __slots__ = ("_alarms", "_alpha", "_fade", "_floor", "_margin", "_rebaseline", "_start_floor", "_threshold", "_values",
-                 "_warmup", *_CHANGING)
+                 "_last", "_held", "_held_at", "_held_level", "_held_scale", "_flagged", "_wild")
+    __slots__ = ("_alarms", "_alpha", "_fade", "_floor", "_margin", "_rebaseline", "_start_floor", "_threshold",
+                 "_values", "_warmup", *_CHANGING)
 
     def __init__(self, *, window: int, threshold: float, floor: float, start_floor: float, margin: float, warmup: int,
                  rebaseline: int, alarms: int) -> None:
@@ -68,6 +70,7 @@ class Upper:
         self._due = self._left = 0  # values learnt by the next review, and how many of these are still to come
         self._values: list[float] = []  # until warm
         self._top, self._tail, self._count = math.log1p(4.0), _PRIOR * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+        self._last = 0.0  # value
         self._reach = self._gap = self._start = 0.0  # limit - level: in scales, and at least; |level| at the start
         self._held = self._held_at = self._flagged = 0  # flagged ticks in a row, values learnt before, and alarms
         self._held_level = self._held_scale = self._wild = 0.0  # of the flagged ticks; the largest y among them
@@ -82,17 +85,15 @@ class Upper:
                 return
             self._look_back()
         self._left -= 1
-        level, scale, alpha = self.level, self.scale, self._alpha
-        d = x - level
-        if d > 0.0:
-            if d > _CAP * scale:
-                self._outlier(d)
-                d = _CAP * scale
-            scale += alpha * (d - scale)
-        else:
-            if d < -_CAP * scale:  # noqa: PLR1730 - max() costs more than the rest
-                d = -_CAP * scale
-            scale -= alpha * (d + scale)
+        level, scale, alpha, step = self.level, self.scale, self._alpha, x - self._last
+        self._last = x
+        d, far = x - level, _CAP * scale
+        if d > far:
+            self._outlier(d)
+            d = far
+        if step < 0.0:
+            step = -step
+        scale += alpha * ((_STEP * step if _STEP * step < far else far) - scale)
         level += alpha * d
         self.level, self.scale = level, scale
         gap = self._reach * scale
@@ -113,6 +114,7 @@ class Upper:
         self._held_scale += 0.2 * (abs(d) - self._held_scale)
         self._wild = max(self._wild, self._y(x - self.level))
         if self._held >= self._rebaseline:
+            self._last = x
             self.level, self.scale = self._held_level, max(self.scale, self._held_scale)
             self._held = self._flagged = 0
             self._wild = 0.0
@@ -132,7 +134,9 @@ class Upper:
             return
         self.level = median(self._values)
         self._start = abs(self.level)
-        self.scale = max(sum(abs(v - self.level) for v in self._values) / self._due, 1e-3 * self._start)
+        self._last = self._values[-1]
+        steps = [abs(b - a) for a, b in pairwise(self._values)]
+        self.scale = max(_STEP * sum(steps) / len(steps), 1e-3 * self._start)
         self._values.clear()
         self._set_limit()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from guard.detectors._base import Detector
 from guard.types import Detection, Signals
@@ -46,6 +46,8 @@ class Windowed(Detector):
     Args:
         params: with a `window` [steps].
     """
+
+    OWN: ClassVar[tuple[str, ...]] = ()  # further attributes that change over time; plain values or tuples
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -114,10 +116,13 @@ class Windowed(Detector):
         self.opened, self.found = -1, None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": list(self.losses), "norms": list(self.norms), "blocks": [list(b) for b in self.blocks],
-                "opened": self.opened, "found": None if self.found is None else list(self.found)}
+        own = {name: getattr(self, name) for name in self.OWN}
+        return {**own, "losses": list(self.losses), "norms": list(self.norms), "opened": self.opened,
+                "blocks": [list(b) for b in self.blocks], "found": None if self.found is None else list(self.found)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self.OWN:
+            setattr(self, name, state[name])
         self.losses, self.norms = list(state["losses"]), list(state["norms"])
         self.blocks = [Block(*b) for b in state["blocks"]]
         self.opened, found = state["opened"], state["found"]

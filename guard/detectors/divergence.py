@@ -42,6 +42,8 @@ _RECENT = 4  # windows within which the ground must have been lost
 
 @detector("divergence")
 class Divergence(Windowed):
+    OWN = ("start", "best", "sound", "early", "top", "top_norm", "blown", "blown_since")
+
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
         regained: Annotated[float, Field(gt=0, lt=1)] = 0.4
@@ -116,14 +118,3 @@ class Divergence(Windowed):
         how = "and rising" if rising else "to stay"
         message = f"loss fell from {self.start:.4g} to {self.best:.4g} and is back at {level:.4g} {how}"
         return "loss", level, limit, self.best, self.sound, message
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"start": self.start, "best": self.best, "sound": self.sound, "early": self.early, "top": self.top,
-               "top_norm": self.top_norm, "blown": self.blown, "blown_since": self.blown_since}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.start, self.best, self.sound, self.early = state["start"], state["best"], state["sound"], state["early"]
-        self.top, self.top_norm, self.blown = state["top"], state["top_norm"], state["blown"]
-        self.blown_since = state["blown_since"]

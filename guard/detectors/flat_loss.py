@@ -45,6 +45,8 @@ _QUIET = 0.03  # deviation under which a flat loss can be told from a slow one [
 
 @detector("flat_loss")
 class FlatLoss(Windowed):
+    OWN = ("first", "start", "since", "travel", "has_moved", "suspected")
+
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 128
         moved: Annotated[float, Field(gt=0, lt=1)] = 0.03
@@ -52,7 +54,7 @@ class FlatLoss(Windowed):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.first: list[float] = []  # the first losses
+        self.first: tuple[float, ...] = ()  # the first losses
         self.start = math.nan  # what they say
         self.since = 0
         self.travel = 0.0  # sum of the rates
@@ -63,7 +65,7 @@ class FlatLoss(Windowed):
             return
         if len(self.first) < _FIRST and s.loss - s.loss == 0.0:
             self.since = self.since if self.first else s.tick
-            self.first.append(s.loss)
+            self.first = (*self.first, s.loss)
             self.start = min(self.first[0], median(self.first))  # a high rate may throw the loss up at once
         losses = self.losses
         losses.append(s.loss)
@@ -102,13 +104,3 @@ class FlatLoss(Windowed):
     def refill(self) -> None:
         super().refill()
         self.suspected = False
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"first": list(self.first), "start": self.start, "since": self.since, "travel": self.travel,
-               "has_moved": self.has_moved, "suspected": self.suspected}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.first, self.start, self.since = list(state["first"]), state["start"], state["since"]
-        self.travel, self.has_moved, self.suspected = state["travel"], state["has_moved"], state["suspected"]

@@ -43,6 +43,8 @@ _ERRORS = 5.0  # standard errors above the best quarter
 
 @detector("oscillation")
 class Oscillation(Windowed):
+    OWN = ("best", "best_lr", "start")
+
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
         rise: Annotated[float, Field(gt=0)] = 0.6
@@ -119,10 +121,3 @@ class Oscillation(Windowed):
         between = sum((m - mean - slope * (i - (BLOCKS - 1) / 2)) ** 2 for i, m in enumerate(means))
         sd = math.sqrt((sum(b.var for b in self.blocks) + between) / BLOCKS)
         return mean, sum(means[HALF:]) / HALF, sd, slope * BLOCKS
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best": self.best, "best_lr": self.best_lr, "start": self.start}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.best, self.best_lr, self.start = state["best"], state["best_lr"], state["start"]

@@ -33,11 +33,14 @@ from pydantic import Field
 from guard.detectors._base import Detector, detector
 from guard.detectors._stats import line, median
 from guard.detectors._window import BLOCKS, Block, Found, Windowed
+from guard.types import Signals
 from guard.units import Steps
 
 
 @detector("plateau")
 class Plateau(Windowed):
+    OWN = ("start", "start_norm", "began", "progressed", "arrived", "best", "done", "top_lr", "slow_since")
+
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 160
         remaining: Annotated[float, Field(gt=0, lt=1)] = 0.55
@@ -49,8 +52,13 @@ class Plateau(Windowed):
         self.began = self.progressed = 0  # first tick, and the last one at which the loss was getting better
         self.arrived = 0  # tick at which the progress up to then began
         self.best = math.inf
+        self.done = False  # the loss has come below `remaining` once: whatever happens later is no early plateau
         self.top_lr = 0.0
         self.slow_since = -1  # tick from which the rate has been below 1 % of its maximum
+
+    def learn(self, s: Signals) -> None:
+        if not self.done:
+            super().learn(s)
 
     def rough(self, norms: list[float], mean: float) -> float:  # their variance
         squares: float = sum(map(mul, norms, norms))
@@ -67,11 +75,12 @@ class Plateau(Windowed):
         recent = 0.5 * (block.mean + self.blocks[-2].mean) if len(self.blocks) > 1 else block.mean
         if recent < self.best - 0.02 * abs(self.best) or self.best == math.inf:
             self.best, self.progressed, self.arrived = recent, block.until, self.blocks[-2:][0].since
+        if not recent > self.params.remaining * self.start > 0.0:
+            self.done = True
+            self.refill()
 
     def judge(self) -> Found | None:
         blocks, now = self.blocks, self.blocks[-1].until
-        if not blocks[-1].mean > self.params.remaining * self.start > 0.0:
-            return None
         if 3 * (self.progressed - self.began) > now - self.began:
             return None
         means = [b.mean for b in blocks]
@@ -97,14 +106,3 @@ class Plateau(Windowed):
         if math.sqrt(max(0.0, sum(b.rough for b in blocks)) / BLOCKS) <= 0.2 * norm:
             return None
         return f"the gradient norm is down from {self.start_norm:.3g} to {norm:.3g}"
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"start": self.start, "start_norm": self.start_norm, "began": self.began, "progressed": self.progressed,
-               "arrived": self.arrived, "best": self.best, "top_lr": self.top_lr, "slow_since": self.slow_since}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.start, self.start_norm, self.began = state["start"], state["start_norm"], state["began"]
-        self.progressed, self.arrived, self.best = state["progressed"], state["arrived"], state["best"]
-        self.top_lr, self.slow_since = state["top_lr"], state["slow_since"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from guard.incidents.shape import check_shape
 from guard.types import Entry
 
 VERSION = 1
@@ -60,11 +61,11 @@ class Follower:
         for line in data[:end].splitlines():
             try:
                 entry = json.loads(line)
-            except ValueError:
+                check_shape(entry)
+            except (ValueError, TypeError, KeyError):
                 self.damaged += 1
                 continue
-            if isinstance(entry, dict) and "kind" in entry:
-                yield entry
+            yield entry
 
 
 def read_journal(run_dir: Path) -> list[Entry]:

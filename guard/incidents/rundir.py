@@ -36,6 +36,7 @@ _LEASE = 60.0             # [s] a lease is good for that long without renewal
 _MAX_PENDING = 10_000     # journal lines kept while the disk does not answer
 _MAX_ROWS = 100_000       # rows of signals.csv likewise
 _ALIVE = 3.0              # [s] after its last answer the disk is taken to be there
+_ASK = 0.01               # [s] between looks into `control/`
 _MAX_SIGNALS = 64 << 20   # [bytes] beyond which old rows of signals.csv are thinned
 
 
@@ -73,6 +74,7 @@ class RunDir:
         self.rows: deque[SignalRow] = deque(maxlen=_MAX_ROWS)    # appended by the step, taken by the writer
         self._control = str(path / "control")
         self._control_seen = 0
+        self._ask_at = 0.0
         self._alive_at = clock.monotonic()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,8 +102,16 @@ class RunDir:
         return entry
 
     def requested(self) -> bool:
-        """Something changed in `control/` since the last call. Asks the disk only if it answered a moment ago."""
-        if self._stalled or self.clock.monotonic() - self._alive_at > _ALIVE:
+        """Something changed in `control/` since the last call.
+
+        Asks the disk only if it answered a moment ago, and at most every hundredth of a second: a system call is not
+        free, and a person does not notice.
+        """
+        now = self.clock.monotonic()
+        if now < self._ask_at:
+            return False
+        self._ask_at = now + _ASK
+        if self._stalled or now - self._alive_at > _ALIVE:
             return False
         try:
             changed = os.stat(self._control).st_mtime_ns    # noqa: PTH116 - every step; a Path costs five times as much

@@ -87,6 +87,8 @@ def first_line(log: IncidentLog, incident: Incident) -> str:
         case "resolved":
             return f"No action needed: repaired, {lost(incident)}" if incident.attempts else \
                 f"No action needed: {what} passed by itself"
+        case "stopped" if incident.policy == "person":
+            return f"No action needed: stopped, {clean(detection(incident).get('message'))}"
         case "stopped":
             return "Needs you: " + ("out of remedies, " if len(incident.attempts) > 1 else "") + "run stopped"
         case "exhausted":
@@ -142,8 +144,8 @@ def escalated(incident: Incident, i: int) -> bool:
 def _step_at(incident: Incident, tick: int) -> str:
     rows = incident.evidence.get("signals")
     for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict) and row.get("tick") == tick:
-            return f"at step {number(row.get('step'))}, "
+        if isinstance(row, list) and len(row) > 1 and row[0] == tick:
+            return f"at step {number(row[1])}, "
     return ""
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-_SMALL = 4096    # elements; measured: flattening wins below, foreach above
+_SMALL = 4096     # elements of a tensor; measured: flattening wins below, foreach above
+_ALL = 1 << 16    # elements of a model so small that all of it is flattened: one call in place of several
 
 _flatten = torch._C._nn.flatten_dense_tensors
 
@@ -38,8 +39,9 @@ class GradientReader:
         first = params[0] if params else None
         self._uniform = first is not None and all(p.dtype == first.dtype and p.device == first.device for p in params)
         self._widen = first is not None and first.element_size() < 4
-        self._small = [p for p in params if p.numel() <= _SMALL]
-        self._large = [p for p in params if p.numel() > _SMALL]
+        small = _ALL if sum(p.numel() for p in params) <= _ALL else _SMALL
+        self._small = [p for p in params if p.numel() <= small]
+        self._large = [p for p in params if p.numel() > small]
         self._on_cpu = first is not None and first.device.type == "cpu"
         self._fast = self._uniform and first is not None and not first.is_complex()
 

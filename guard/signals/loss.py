@@ -36,11 +36,10 @@ class LossMeter:
     def _add(self, loss: torch.Tensor | float) -> None:
         self._count += 1
         if isinstance(loss, torch.Tensor):
-            loss = loss.detach()
             if loss.is_cpu:
                 self._sum += loss.item()
             else:
-                self._pending.append(loss)
+                self._pending.append(loss.detach())
         else:
             self._sum += loss
 

@@ -34,7 +34,7 @@ class Night:
                      "since": self.tick - 2, "message": message}
         self.write("incident_opened", incident=id, policy="nan-rollback-retry-bf16", detector=detector,
                    severity=severity, detection=detection, observed=observed, attached_to=attached_to,
-                   signals=[{"tick": self.tick - 2, "step": self.tick - 22, "loss": 2.3}])
+                   signals=[[self.tick - 2, self.tick - 22, 2.3, 1.0, 1e-3, 1e-3, 1.0]])
 
     def attempt(self, id: str = "a1", rung: int = 0, *, would: bool = False, repeat: int = 0,  # noqa: A002
                 summary: str = "rolled back 40 steps to step 1,160", standing: bool = False) -> None:

@@ -139,6 +139,7 @@ def batches(count: int) -> Iterator[Any]:
     yield from map(source, range(count))
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")    # torch's own, when the first step overflows
 def test_scaler_overflows() -> None:
     """A scale far too high at first, and growth that overflows again and again: GradScaler's ordinary search."""
 
@@ -267,17 +268,17 @@ class Awkward(nn.Module):
         self.unused = nn.Linear(6, 6)
         self.waves = nn.Parameter(torch.randn(6, dtype=torch.complex64))
         self.out = nn.Linear(6, 2)
-        self.register_buffer("mask", torch.full((6,), -torch.inf).triu(7))
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
         self.register_buffer("always_inf", torch.full((2, 2), -torch.inf), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
-        self.register_buffer("half", torch.ones(3, dtype=torch.float16))
+        self.register_buffer("narrow", torch.ones(3, dtype=torch.float16))
         self.register_buffer("late", None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
         if self.late is None:
             self.late = torch.full((2,), -torch.inf)
-        x = self.frozen(self.tied(torch.tanh(self.inner(x)))) + self.mask
+        x = self.frozen(self.tied(torch.tanh(self.inner(x)))) + self.mask.exp().sum()
         return self.out(torch.fft.ifft(torch.fft.fft(x) * self.waves).real)
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from typing import get_args
 
-from guard.types import SEVERITIES, Entry, Mode, Status
+from guard.types import Entry, Mode, Status
 
 _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run_started": {"mode": str},
-    "incident_opened": {"incident": str, "policy": str, "detector": str, "detection": dict},
+    "incident_opened": {"incident": str, "policy": str, "detector": str, "severity": str, "detection": dict},
     "incident_fired": {"incident": str, "count": int},
-    "attempt": {"incident": str, "rung": int, "repeat": int, "results": list, "unavailable": list},
+    "attempt": {"incident": str, "rung": int, "repeat": int, "would": bool, "results": list, "unavailable": list},
     "incident_evidence": {"incident": str, "evidence": dict},
     "incident_closed": {"incident": str, "status": str, "count": int, "outcome": dict},
     "undone": {"incident": str, "changes": dict},
     "mode": {"mode": str, "policy": (str, type(None))},
     "notice": {"message": str},
 }
-_RESULT: dict[str, type | tuple[type, ...]] = {"type": str, "summary": str, "changes": dict}
-_ALLOWED = {"severity": SEVERITIES, "mode": get_args(Mode), "status": get_args(Status)}
+_RESULT: dict[str, type | tuple[type, ...]] = {"type": str, "summary": str, "changes": dict, "standing": bool}
+_ALLOWED = {"mode": get_args(Mode), "status": get_args(Status)}
 
 
 def check_shape(entry: Entry) -> None:
@@ -29,8 +29,8 @@ def check_shape(entry: Entry) -> None:
         raise ValueError("time")
     kind = entry["kind"]
     _typed(entry, _KINDS.get(kind, {}))
-    if kind in ("run_started", "mode", "incident_opened", "incident_closed"):
-        key = {"incident_opened": "severity", "incident_closed": "status"}.get(kind, "mode")
+    if kind in ("run_started", "mode", "incident_closed"):
+        key = "status" if kind == "incident_closed" else "mode"
         if entry[key] not in _ALLOWED[key]:
             raise ValueError(key)
     if kind == "attempt":
