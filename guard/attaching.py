@@ -25,7 +25,8 @@ from guard.policy import PolicySet, dump, load
 from guard.receivers import receiver_specs
 from guard.types import Mode
 
-_ATTACHED: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
+# Weak on both sides: a guard holds its optimizers, and a closed one must not be kept alive by this table.
+_ATTACHED: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Guard]] = weakref.WeakKeyDictionary()
 
 
 def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], *,
@@ -60,8 +61,9 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.o
     _check(model, optimizers, schedulers, scaler, extra or {}, mode)
     policies = load(policy)
     for o in optimizers:
-        if (earlier := _ATTACHED.pop(o, None)) is not None:
-            earlier.close(timeout=1.0)
+        earlier = _ATTACHED.pop(o, None)
+        if earlier is not None and (replaced := earlier()) is not None:
+            replaced.close(timeout=1.0)
     path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
     before = IncidentLog(read_journal(path))
     if before.finished is not None and resume == "auto":
@@ -70,15 +72,17 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.o
     chosen: Mode = mode or policies.mode or "enforce"
     alone = _world_size() == 1
     clock = SystemClock()
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
     guard = Guard(model, optimizers, policies, schedulers=schedulers, scaler=scaler, run_dir=path, extra=dict(extra or {}),
-                  mode=chosen if alone else "observe", clock=clock)
+                  mode=chosen if alone else "observe", clock=clock, earlier=before)
     for o in optimizers:
-        _ATTACHED[o] = guard
+        _ATTACHED[o] = weakref.ref(guard)
     guard.report.started(run=path.name, mode=guard.mode, policy=policies.name, policy_text=dump(policies))
     if not alone and chosen == "enforce":
         guard.report.notice("warning", f"{_world_size()} processes train together: this version only observes such runs")
     _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
-    atexit.register(guard.close)
+    atexit.register(_close_at_exit, weakref.ref(guard))
     return guard
 
 
@@ -92,6 +96,13 @@ def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -
     courier.start()
     guard.report.wake = courier.wake
     guard.on_close.append(courier.close)
+
+
+def _close_at_exit(reference: weakref.ref[Guard]) -> None:
+    """An uncaught exception has been printed by now, which leaves `sys.last_type` behind."""
+    guard = reference()
+    if guard is not None:
+        guard.close(crashed=hasattr(sys, "last_type"))
 
 
 def _check(model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any], scaler: Any, extra: Mapping[str, Any],

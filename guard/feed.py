@@ -40,6 +40,9 @@ class Feed:
     Args:
         source: a callable ``index -> batch``, or an iterable; one that can be iterated only once cannot go back.
         accumulate: micro-batches per step, the size of a window.
+        skipped: indices of windows that are left out, for good.
+        position: micro-batches read so far, over all passes.
+        iterable, can_go_back: what the source can do.
         passes: end after that many passes over the source; None: begin another whenever one ends.
 
     Raises:
@@ -49,11 +52,18 @@ class Feed:
     source: Iterable[Any] | Callable[[int], Any]
     accumulate: int = 1
     passes: int | None = None
-    place: Place = field(default_factory=Place)
     skipped: set[int] = field(default_factory=set)
+    position: int = 0
+    _in_pass: int = 0
+    _pass: Place = field(default_factory=Place)    # where the present pass began
     _iterator: Iterator[Any] | None = None
+    iterable: bool = field(init=False)
+    can_go_back: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        by_index = hasattr(self.source, "__getitem__") and not callable(self.source)
+        self.iterable = hasattr(self.source, "__iter__") or by_index
+        self.can_go_back = not self.iterable or not hasattr(self.source, "__next__")
         if self.accumulate < 1:
             raise UsageError(f"accumulate must be at least 1, not {self.accumulate}")
         if not self.iterable and not callable(self.source):
@@ -61,36 +71,34 @@ class Feed:
                              f"{type(self.source).__name__} is neither")
 
     @property
-    def iterable(self) -> bool:
-        return hasattr(self.source, "__iter__") or hasattr(self.source, "__getitem__") and not callable(self.source)
-
-    @property
-    def can_go_back(self) -> bool:
-        return not self.iterable or not hasattr(self.source, "__next__")
-
-    @property
     def window(self) -> int:
         """Index of the window that is read next, or is being read."""
-        return self.place.position // self.accumulate
+        return self.position // self.accumulate
+
+    @property
+    def pass_number(self) -> int:
+        """The pass over the source that is read, from 0."""
+        return self._pass.pass_number
 
     @property
     def window_read(self) -> int:
         """Index of the window whose micro-batch was read last."""
-        return max(0, self.place.position - 1) // self.accumulate
+        return max(0, self.position - 1) // self.accumulate
 
     @property
     def at_window_start(self) -> bool:
-        return self.place.position % self.accumulate == 0
+        return self.position % self.accumulate == 0
 
     def mark(self) -> Place:
         """Where it stands, with all that `restore` needs."""
-        if self.iterable and self.place.in_pass == 0:
-            return replace(self.place, generators=tuple(g.get_state() for g in _generators(self.source)))
-        return self.place
+        place = replace(self._pass, position=self.position, in_pass=self._in_pass)
+        if self.iterable and self._in_pass == 0:
+            return replace(place, generators=tuple(g.get_state() for g in _generators(self.source)))
+        return place
 
     def restore(self, place: Place) -> None:
         """Goes to `place`; the source is read again at the next `read`."""
-        self.place, self._iterator = place, None
+        self.position, self._in_pass, self._pass, self._iterator = place.position, place.in_pass, place, None
 
     def pass_over(self) -> int:
         """Passes over windows that are to be left out; returns how many.
@@ -104,7 +112,7 @@ class Feed:
                 if self.iterable:
                     self.read()
                 else:
-                    self._advance()
+                    self.position += 1
             count += 1
         return count
 
@@ -115,43 +123,40 @@ class Feed:
             StopIteration: the last pass is over.
         """
         if not self.iterable:
-            batch = self.source(self.place.position)  # type: ignore[operator]
-            self._advance()
+            batch = self.source(self.position)  # type: ignore[operator]
+            self.position += 1
             return batch
         if self._iterator is None:
             self._iterator = self._resume()
         try:
             batch = next(self._iterator)
         except StopIteration:
-            if self.place.in_pass == 0 and self.passes is None:
+            if self._in_pass == 0 and self.passes is None:
                 raise UsageError("the source of g.batches is empty") from None
             if not self.can_go_back:
                 raise
-            self.place = Place(self.place.position, self.place.pass_number + 1)
-            self._iterator = None
-            if self.passes is not None and self.place.pass_number >= self.passes:
+            self.restore(Place(self.position, self.pass_number + 1))
+            if self.passes is not None and self.pass_number >= self.passes:
                 raise
             return self.read()
-        self._advance()
+        self.position += 1
+        self._in_pass += 1
         return batch
 
-    def _advance(self) -> None:
-        self.place = replace(self.place, position=self.place.position + 1, in_pass=self.place.in_pass + 1)
-
     def _resume(self) -> Iterator[Any]:
-        """An iterator that stands at `place`."""
-        p = self.place
+        """An iterator that stands where `mark` says."""
+        p = self._pass
         _set_epoch(self.source, p.pass_number)
         for generator, state in zip(_generators(self.source), p.generators, strict=False):
             generator.set_state(state)
-        if p.in_pass == 0:
-            self.place = replace(self.mark(), rng=RngState.capture())
+        if self._in_pass == 0:
+            self._pass = replace(self.mark(), rng=RngState.capture())
             return iter(self.source)  # type: ignore[arg-type]
         now = RngState.capture()
         assert p.rng is not None, "a pass that has begun knows the random state it began with"
         p.rng.restore()
         iterator = iter(self.source)  # type: ignore[arg-type]
-        for _ in range(p.in_pass):
+        for _ in range(self._in_pass):
             next(iterator)
         now.restore()
         return iterator

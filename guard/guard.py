@@ -20,8 +20,9 @@ from guard.actions import OTHER, STRENGTH
 from guard.bank import Bank, Rules
 from guard.checkpoints import Interval, Snapshot, Stateful, keep_that_fits
 from guard.clock import Clock
-from guard.errors import UsageError
+from guard.errors import TrainingStopped, UsageError
 from guard.feed import Feed
+from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir, SignalRow
 from guard.live import LiveRun
 from guard.policy import PolicySet, engine
@@ -58,7 +59,7 @@ class Guard:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], policies: PolicySet, *,
                  schedulers: Sequence[Stateful], scaler: Any, run_dir: Path, extra: dict[str, Stateful], mode: Mode,
-                 clock: Clock) -> None:
+                 clock: Clock, earlier: IncidentLog) -> None:
         self.run_dir, self.policies = run_dir, policies
         others: dict[str, Stateful] = {f"scheduler {i}": s for i, s in enumerate(schedulers)}
         if scaler is not None:
@@ -68,7 +69,7 @@ class Guard:
         self.live = LiveRun(model, optimizers, others, scaler, policies.checkpoints, self._typical_grad_norm)
         self._slots = [_Slot(o, self._rules.bank()) for o in optimizers]
         self._clock_slot = self._slots[0]
-        self._state = engine.State.new(self._rules.policies, mode)
+        self._state = engine.State.new(self._rules.policies, mode, opened=len(earlier.incidents))
         self._history: deque[SignalRow] = deque(maxlen=_HISTORY)
         self._flagged: deque[int] = deque(maxlen=_HISTORY)    # ticks in which a policy's trigger was satisfied
         self._metrics: dict[str, float] | None = None
@@ -76,6 +77,7 @@ class Guard:
         self._interval = Interval(policies.checkpoints.every, clock)
         self._phase = "start"
         self._boundary_due = True     # the next training forward pass begins an iteration
+        self._lenient = False         # so does one in eval mode
         self._history_starts = True   # weights are new to the guard: `start` is to be taken
         self._window_open = self._ticked = False
         self._unclean = False
@@ -83,7 +85,7 @@ class Guard:
         self._closed = False
         self._pid = os.getpid()
         self._files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self._phase))
-        self.report = Reporter(self._files, lambda: (self.live.tick, self.live.step))
+        self.report = Reporter(self._files, lambda: (self.live.tick, self.live.step), earlier)
         self._undo: list[Callable[[], None]] = []
         self._watching = False
         self.on_close: list[Callable[[float], object]] = []    # the courier's end
@@ -210,12 +212,24 @@ class Guard:
         """What `optimizer.step` is while the guard is attached."""
         slot.called = True
         result = None if closure is None else self._run_closure(slot, closure)
-        s = self._measure(slot)
-        if self._judge(slot, s):
+        try:
+            s = self._measure(slot)
+            accepted = self._judge(slot, s)
+        except TrainingStopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
+            self._give_up(error)
+            return self._update(slot, closure, result)
+        if accepted:
             result = self._update(slot, closure, result)
             slot.bank.learn(s)
         self._end_tick(slot, s)
         return result
+
+    def _give_up(self, error: Exception) -> None:
+        """The guard itself failed: it says so and lets go of the run, which goes on unguarded."""
+        self.report.failure("the guard itself", error)
+        self.detach()
 
     def _run_closure(self, slot: _Slot, closure: Callable[[], Any]) -> Any:
         """Forward and backward happen inside a closure: it runs first, so that there are gradients to judge."""
@@ -229,7 +243,8 @@ class Guard:
         """Reads the gradients once, the loss, the rate and the loss scale."""
         s, live = slot.signals, self.live
         s.tick, s.step = live.tick, live.step
-        s.grad_norm = slot.reader.read()
+        pending = slot.loss.pending
+        s.grad_norm = slot.reader.read(pending)
         s.params = slot.reader.count
         s.overflow = False
         lr = slot.optimizer.param_groups[0]["lr"]
@@ -239,7 +254,7 @@ class Guard:
         if live.scaler is not None:
             self._measure_scaled(slot, s)
         s.loss_known = slot.loss.known
-        s.loss = slot.loss.take(s.loss_scale)
+        s.loss = slot.loss.take(s.loss_scale, slot.reader.along or 0.0)
         return s
 
     def _measure_scaled(self, slot: _Slot, s: Signals) -> None:
@@ -335,7 +350,16 @@ class Guard:
             live.step += 1
         if live.ends_override and (ended := live.expire()):
             self.report.notice("info", ended)
+        if self._boundary_due and live.feed is None and self._acting and not self._lenient:
+            self._look_deeper()
         self._boundary_due = self._ticked = True
+
+    def _look_deeper(self) -> None:
+        """An iteration passed without a training forward pass of the model: its parts are called, or it is in eval mode."""
+        self._lenient = True
+        for child in self.live.model.children():
+            for module in patching.entry_modules(child):
+                self._undo.append(patching.watch_forward(module, self))
 
     # ---- iteration boundaries
 
@@ -347,8 +371,9 @@ class Guard:
                 live.step += 1    # the loop left this step out by itself
             self._window_open = self._ticked = self._boundary_due = False
             self._boundary()
-            with contextlib.suppress(StopIteration):
-                live.step += feed.pass_over()
+            if feed.skipped:
+                with contextlib.suppress(StopIteration):
+                    live.step += feed.pass_over()
             if steps is None or live.step < steps:
                 self._window_open = True
                 return True
@@ -358,9 +383,16 @@ class Guard:
     def _boundary(self) -> None:
         """Between two iterations: restores again after a rollback, takes a snapshot if one is due."""
         live = self.live
-        live.boundary()
-        if self._acting and (self._history_starts or self._interval.due(live.step)):
-            self._take_snapshot()
+        if not self._undo or not self._acting and live.went_back is None:
+            return
+        try:
+            live.boundary()
+            if self._acting and (self._history_starts or self._interval.due(live.step)):
+                self._take_snapshot()
+        except TrainingStopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
+            self._give_up(error)
 
     def _take_snapshot(self) -> None:
         """One that is not finite is a fault of its own, and is undone at once."""
@@ -375,6 +407,13 @@ class Guard:
             ring.add(snapshot)
         self._history_starts = False
         self._interval.taken(self.live.step)
+
+    def _provisional_start(self) -> None:
+        """The state of now, until the first boundary gives a better one: a loop may never show where it begins."""
+        with contextlib.suppress(Exception):    # parameters that do not exist yet (lazy modules)
+            snapshot = self._capture()
+            if snapshot.finite:
+                self.live.ring.restart(snapshot)
 
     def _capture(self) -> Snapshot:
         snapshot = self.live.capture()
@@ -392,7 +431,7 @@ class Guard:
 
     def _verify_end(self) -> bool:
         """The loop is about to end: is the state that it leaves finite? False: it was rolled back, go on."""
-        if not self._acting or self.live.state_finite():
+        if not self._acting or not self._undo or self.live.state_finite():
             return True
         return not self._poisoned()
 
@@ -414,22 +453,20 @@ class Guard:
 
     def before_forward(self, module: nn.Module, args: Any) -> Any:
         """A forward pass begins; for a loop that only calls `attach`, a training pass is the iteration boundary."""
-        if self._boundary_due and module.training and torch.is_grad_enabled():
+        if self._boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
             self._boundary_due = False
             if self.live.feed is None:
                 self._phase = "step"
                 self._boundary()
-            self.live.precision.seen()
-        return self.live.precision.enter(args) if self.live.precision.override else None
+        return self.live.precision.before_forward(module, args)
 
     def after_forward(self) -> None:
-        if self.live.precision.override:
-            self.live.precision.leave()
+        self.live.precision.after_forward()
 
     def scaler_step(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """`scaler.step`; on overflow it does not call `optimizer.step`, and the tick is counted here."""
         slot = next((s for s in self._slots if s.optimizer is optimizer), None)
-        if slot is None or not self.live.scaler.is_enabled():
+        if slot is None:
             return real(optimizer, *args, **kwargs)
         slot.called = False
         result = real(optimizer, *args, **kwargs)
@@ -461,7 +498,7 @@ class Guard:
                     for slot in self._slots:
                         slot.loss.hear(tensor)
 
-    def reloaded(self, *_: Any) -> None:
+    def reloaded(self) -> None:
         """Weights or optimizer state were loaded: what was kept belongs to another history."""
         self._history_starts = True
 
@@ -505,31 +542,48 @@ class Guard:
 
     def detach(self) -> None:
         """Puts everything back as it was; the guard sees no further step."""
+        self.live.precision.release()
         while self._undo:
             self._undo.pop()()
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Last check, flush, run marked finished. The courier gets `timeout` [s] and no longer. May be called twice."""
+    def close(self, timeout: float = 5.0, *, crashed: bool = False) -> None:
+        """Last check, flush, run marked finished. The courier gets `timeout` [s] and no longer. May be called twice.
+
+        Args:
+            timeout: for the courier [s].
+            crashed: the run ends because of an exception.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        stopped = self.live.stopping
-        if not stopped and self._acting:
-            self.live.boundary()
+        self._phase = "end"
+        if self._acting and not self.live.stopping and not crashed and self._undo:
+            self._verify_close()
         self._state, closed = engine.end_all(self._state, self._rules.policies)
         for event in closed:
             self.report.closed(event, self._history)
-        self.report.finished("stopped" if stopped else "finished", self.summary())
+        status = "stopped" if self.live.stopping else "crashed" if crashed else "finished"
+        self.report.finished(status, self.summary())
         self.detach()
         for end in self.on_close:
             end(timeout)
         self._files.close(timeout)
 
+    def _verify_close(self) -> None:
+        """The last update is checked too; nothing that comes of it may raise here."""
+        try:
+            self._boundary()
+            self._verify_end()
+        except TrainingStopped:
+            pass    # it is over anyway, and journaled
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
+            self._give_up(error)
+
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(crashed=kind is not None)
 
     # ---- the rest
 
@@ -549,10 +603,12 @@ class Guard:
 
     def _watch_model(self) -> None:
         self._watching = True
-        self._undo.append(patching.watch_forward(self.live.model, self))
-        owners: list[Any] = [self.live.model, *self.live.optimizers]
-        for owner in owners:
-            self._undo.append(owner.register_load_state_dict_post_hook(self.reloaded).remove)
+        self._provisional_start()
+        for module in patching.entry_modules(self.live.model):
+            self._undo.append(patching.watch_forward(module, self))
+        self._undo.append(patching.watch_loading(self.live.model, self))
+        for optimizer in self.live.optimizers:
+            self._undo.append(patching.watch_loading(optimizer, self))
 
     def _open_feed(self, source: Any, steps: int | None, accumulate: int) -> Feed:
         """A feed for `source`; one that goes on where it was if the same source is read again, pass by pass."""
@@ -565,7 +621,7 @@ class Guard:
         if steps is None:
             if not feed.iterable:
                 raise UsageError("g.batches needs `steps` with a callable source: it has no end of its own")
-            feed.passes = feed.place.pass_number + 1
+            feed.passes = feed.pass_number + 1
         else:
             feed.passes = None
         self._window_open = False

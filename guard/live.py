@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from guard.actions import Run
 from guard.checkpoints import Ring, Snapshot, Stateful, TrainingState
@@ -129,8 +130,8 @@ class LiveRun(Run):
 
     @property
     def position(self) -> int:
-        """Index of the window whose data this step used."""
-        return self.feed.window_read if self.feed else self.step
+        """Index of the window whose data this step used; where data cannot come back, every tick's is new."""
+        return self.feed.window_read if self.feed is not None and self.feed.can_go_back else self.tick
 
     @property
     def ends_override(self) -> bool:
@@ -226,40 +227,43 @@ class _ChangedBuffers:
     """Buffers that forward passes change (BatchNorm statistics), as they were at the iteration boundary.
 
     Torch counts in-place changes (`_version`), so buffers that never change are copied once and then only counted.
+    Batch normalisation changes its statistics without counting: those are copied whenever their module trains.
+    Buffers require no gradient, so none of this needs `torch.no_grad`, which costs more than the rest of it.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._where = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-        self._seen: list[tuple[int, int]] = [(-1, -1)] * len(self._where)
+        named = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+        self._where = [(m._buffers, name) for m, name in named]
+        self._silent = [m if isinstance(m, _NormBase) else None for m, _ in named]
+        self._seen: list[torch.Tensor | None] = [None] * len(self._where)
+        self._versions = [-1] * len(self._where)
         self._copies: list[torch.Tensor | None] = [None] * len(self._where)
 
-    @torch.no_grad()
     def remember(self) -> None:
-        if not self._where:
+        """Copies what has changed since the last call."""
+        changed = [(i, b) for i, (owner, name) in enumerate(self._where)
+                   if (b := owner[name]) is not None and (b is not self._seen[i] or b._version != self._versions[i]
+                                                          or (norm := self._silent[i]) is not None and norm.training)]
+        if not changed:
             return
         live, copies = [], []
-        for i, (module, name) in enumerate(self._where):
-            buffer = module._buffers[name]
-            if buffer is None:
-                continue
-            seen = (id(buffer), buffer._version)
-            if seen == self._seen[i]:
-                continue
+        for i, buffer in changed:
             copy = self._copies[i]
             if copy is None or copy.shape != buffer.shape or copy.dtype != buffer.dtype:
-                self._copies[i] = buffer.clone()
+                self._copies[i] = buffer.detach().clone()
             else:
                 live.append(buffer)
                 copies.append(copy)
-            self._seen[i] = seen
+            self._seen[i], self._versions[i] = buffer, buffer._version
         if live:
             torch._foreach_copy_(copies, live)
 
-    @torch.no_grad()
     def put_back(self) -> None:
-        for i, (module, name) in enumerate(self._where):
-            buffer, copy = module._buffers[name], self._copies[i]
-            if buffer is not None and copy is not None and (id(buffer), buffer._version) != self._seen[i]:
+        """Undoes what the forward passes of this iteration did to them."""
+        for i, (owner, name) in enumerate(self._where):
+            buffer, copy = owner[name], self._copies[i]
+            if buffer is not None and copy is not None and (
+                    self._silent[i] is not None or buffer is not self._seen[i] or buffer._version != self._versions[i]):
                 buffer.copy_(copy)
 
 

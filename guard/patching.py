@@ -66,6 +66,10 @@ def _scaler_update(self: Any, *args: Any, **kwargs: Any) -> Any:
     return update(*args, **kwargs) if watcher is None else watcher.scaler_update(update, *args, **kwargs)
 
 
+# A bound method pickles as the attribute of that name: on a copy, the class's own method.
+_scaler_step.__name__, _scaler_update.__name__ = "step", "update"
+
+
 def watch_scaler(scaler: Any, watcher: Any) -> Callable[[], None]:
     """Calls ``watcher.scaler_step(real, optimizer, ...)`` and ``watcher.scaler_update(real, ...)``; returns the undo."""
     _SCALERS[scaler] = watcher
@@ -83,19 +87,43 @@ def watch_scaler(scaler: Any, watcher: Any) -> Callable[[], None]:
 
 # ---- the model's forward pass: where an iteration begins, and where precision can be changed
 
-_MODELS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+# By identity, which is quicker than a weak dictionary; the weak reference tells a reused identity from the module.
+_MODELS: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+
+def _watcher_of(owner: Any) -> Any:
+    """Who watches this module or optimizer; None for a copy of one that is watched."""
+    entry = _MODELS.get(id(owner))
+    return entry[1] if entry is not None and entry[0]() is owner else None
+
+
+def _watch(owner: Any, watcher: Any, handle: Any) -> Callable[[], None]:
+    _MODELS[id(owner)] = (weakref.ref(owner), watcher)
+
+    def undo() -> None:
+        handle.remove()
+        if _watcher_of(owner) is watcher:
+            del _MODELS[id(owner)]
+
+    return undo
 
 
 def _before_forward(module: nn.Module, args: Any) -> Any:
     if torch.compiler.is_compiling():
         return None    # inside a graph that is being captured there is no guard
-    watcher = _MODELS.get(module)
+    watcher = _watcher_of(module)
     return None if watcher is None else watcher.before_forward(module, args)
 
 
 def _after_forward(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001 - torch's signature
-    if not torch.compiler.is_compiling() and (watcher := _MODELS.get(module)) is not None:
+    if not torch.compiler.is_compiling() and (watcher := _watcher_of(module)) is not None:
         watcher.after_forward()
+
+
+def _after_load(owner: Any, *_: Any) -> None:
+    watcher = _watcher_of(owner)
+    if watcher is not None:
+        watcher.reloaded()
 
 
 def entry_modules(model: nn.Module) -> list[nn.Module]:
@@ -105,24 +133,19 @@ def entry_modules(model: nn.Module) -> list[nn.Module]:
     return [m for child in model.children() for m in entry_modules(child)]
 
 
-def watch_forward(model: nn.Module, watcher: Any) -> Callable[[], None]:
-    """Calls ``watcher.before_forward(module, args)``, whose result replaces the inputs unless it is None, and
-    ``watcher.after_forward()``, also after an exception."""
-    handles = []
-    modules = entry_modules(model)
-    for module in modules:
-        _MODELS[module] = watcher
-        handles.append(module.register_forward_pre_hook(_before_forward, prepend=True))
-        handles.append(module.register_forward_hook(_after_forward, always_call=True))
+def watch_forward(module: nn.Module, watcher: Any) -> Callable[[], None]:
+    """Calls ``watcher.before_forward(module, args)``; its result replaces the inputs unless it is None."""
+    return _watch(module, watcher, module.register_forward_pre_hook(_before_forward, prepend=True))
 
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-        for module in modules:
-            if _MODELS.get(module) is watcher:
-                del _MODELS[module]
 
-    return undo
+def watch_forward_end(module: nn.Module) -> Callable[[], None]:
+    """Calls ``watcher.after_forward()`` at the end of a watched module's forward passes, also after an exception."""
+    return module.register_forward_hook(_after_forward, always_call=True).remove
+
+
+def watch_loading(owner: nn.Module | torch.optim.Optimizer, watcher: Any) -> Callable[[], None]:
+    """Calls ``watcher.reloaded()`` after `load_state_dict`."""
+    return _watch(owner, watcher, owner.register_load_state_dict_post_hook(_after_load))
 
 
 # ---- torch.autograd.backward: where a loop that only calls `attach` shows its loss

@@ -6,12 +6,15 @@ keeps no weight cache: autocast crashes if one cached weight serves two dtypes i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from guard import patching
+
+_LOOK = 16    # training forward passes between looks; asking costs as much as a detector
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -32,12 +35,30 @@ class Precision:
         parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
         self._device = parameter.device.type if parameter is not None else "cpu"
         self._inner: list[Any] = []
+        self._ends: list[Callable[[], None]] = []
+        self._look = 0
         self._was_half = False
 
-    def seen(self) -> None:
-        """Looks whether the model runs under autocast now."""
-        on = torch.is_autocast_enabled(self._device)
-        self.autocast = torch.get_autocast_dtype(self._device) if on else None
+    def before_forward(self, module: nn.Module, args: Any) -> Any:
+        """A forward pass begins: looks now and then whether it runs under autocast; puts the override in force.
+
+        Returns:
+            Inputs in the dtype of converted weights, or None: as they are.
+        """
+        if self.override is not None:
+            return self._enter(args)
+        if module.training:
+            self._look -= 1
+            if self._look < 0:
+                self._look = _LOOK
+                on = torch.is_autocast_enabled(self._device)
+                self.autocast = torch.get_autocast_dtype(self._device) if on else None
+        return None
+
+    def after_forward(self) -> None:
+        """A forward pass under an override ends, perhaps with an exception."""
+        if self._inner:
+            self._inner.pop().__exit__(None, None, None)
 
     def why_not(self, dtype: str) -> str | None:
         """Why the override would change nothing, or None."""
@@ -54,6 +75,8 @@ class Precision:
 
     def set(self, dtype: str, until: int | None) -> None:
         self.override, self.until = dtype, until
+        if not self._ends:
+            self._ends = [patching.watch_forward_end(m) for m in patching.entry_modules(self._model)]
         if self._model_dtype() is torch.float16:
             self._was_half = True
             self._convert(torch.float16, _DTYPES[dtype])
@@ -62,7 +85,14 @@ class Precision:
         """Ends the override."""
         if self._was_half and self.override is not None:
             self._convert(_DTYPES[self.override], torch.float16)
-        self.override, self.until, self._was_half = None, None, False
+        self.release()
+        self._was_half = False
+
+    def release(self) -> None:
+        """Lets go of the model: no override any more; converted weights stay as they are."""
+        self.override, self.until = None, None
+        while self._ends:
+            self._ends.pop()()
 
     def region(self, device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None) -> torch.autocast:
         """`torch.autocast` with the override in force."""
@@ -74,19 +104,13 @@ class Precision:
                 dtype = _DTYPES[self.override]
         return torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
-    def enter(self, args: Any) -> Any:
-        """At the start of a forward pass under an override; returns the inputs in the dtype of converted weights."""
+    def _enter(self, args: Any) -> Any:
         dtype = _DTYPES[self.override or "fp32"]
         on = torch.is_autocast_enabled(self._device) and self.override == "bf16"
         region = torch.autocast(self._device, dtype=dtype if on else None, enabled=on, cache_enabled=False)
         region.__enter__()  # type: ignore[no-untyped-call]
         self._inner.append(region)
         return _cast(args, dtype) if self._was_half else None
-
-    def leave(self) -> None:
-        """At its end, also after an exception."""
-        if self._inner:
-            self._inner.pop().__exit__(None, None, None)
 
     def _model_dtype(self) -> torch.dtype | None:
         """The dtype of half-precision weights, or None."""

@@ -28,17 +28,17 @@ class Reporter:
     Args:
         files: the run directory.
         moment: ``(tick, step)`` of now.
+        earlier: what the journal of this directory says already.
 
     Attributes:
         log: incidents as the journal tells them.
         wake: called after every entry; the courier's.
     """
 
-    def __init__(self, files: RunDir, moment: Callable[[], tuple[int, int]]) -> None:
-        self.files, self._moment = files, moment
-        self.log = IncidentLog()
+    def __init__(self, files: RunDir, moment: Callable[[], tuple[int, int]], earlier: IncidentLog) -> None:
+        self.files, self._moment, self.log = files, moment, earlier
         self.wake: Callable[[], None] = lambda: None
-        self._failures = 0
+        self._failures = len(earlier.incidents)
         self._lost: dict[str, int] = {}
         self._before: dict[str, float] = {}
 
@@ -140,6 +140,8 @@ class Reporter:
                  "script": os.path.basename(sys.argv[0] or "python"), "mode": mode, "policy": policy, "policy_digest": digest,
                  "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         self.files.write_text("policy.yaml", policy_text)
+        for incident in [i for i in self.log.incidents.values() if not i.ended]:
+            self.write("incident_closed", incident=incident.id, status="ended", count=incident.count, outcome={})
         entry = self.write("run_started", **facts)
         import json
 

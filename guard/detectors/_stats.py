@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-_CAP = 2.5  # deviations beyond this many scales are outliers: they move the baseline no further
+_CAP = 2.5  # deviations beyond this many scales are outliers: they move the level no further
 _TAIL = math.log1p(_CAP)  # where the outliers' tail begins, on the scale y = log(1 + d / scale)
-_STEP = 0.707  # scale / mean step from one value to the next, for white noise
-_SHORT, _PRIOR, _PRIOR_WEIGHT = 0.15, 0.3, 4.0  # mean tail length: of Gaussian noise; believed at first, and how firmly
+_STEP = 0.707  # mean absolute deviation / mean absolute step, for white noise
+_SHORT, _PRIOR, _PRIOR_WEIGHT = 0.15, 0.4, 4.0  # mean tail length: of Gaussian noise; believed at first, and how firmly
 _MEMORY = 30.0  # outliers after which the tail's mean becomes a running one
 _REVIEW = 16  # ticks between two reviews of what is usual
 _FADE = 40.0  # windows after which the largest outlier is forgotten
@@ -39,15 +39,16 @@ def line(ys: Sequence[float]) -> tuple[float, float]:
 class Upper:
     """How high a signal usually goes: a baseline, its scale, and how far outliers usually reach.
 
-    Location and scale are winsorised exponential averages. The size d of an outlier is kept on a log scale,
-    y = log(1 + d / scale), where Gaussian noise has a very short tail and heavy-tailed noise an exponential one.
+    The level is an exponential average that takes outliers above it only up to a cap; the scale is the usual step from
+    one value to the next, which a trend leaves alone. The size d of an outlier is kept as y = log(1 + d / scale), in
+    which Gaussian noise has a very short tail and heavy-tailed noise an exponential one.
     The limit is the largest outlier so far (slowly forgotten) plus `margin` mean tail lengths: far out in a run whose
     every tenth batch is extreme by nature, close by in a quiet one. Few ticks or a long tail widen it.
 
     Args:
-        window: memory of location and scale [ticks].
-        threshold: the limit is never nearer than this many scales (mean absolute deviations),
-        floor: nor than this share of the location,
+        window: memory of level and scale [ticks].
+        threshold: the limit is never nearer than this many scales,
+        floor: nor than this share of the level,
         start_floor: nor than this share of the level that the signal started from.
         margin: mean tail lengths between the largest usual outlier and the limit.
         warmup: ticks before there is a limit, >= 2.
@@ -85,17 +86,18 @@ class Upper:
                 return
             self._look_back()
         self._left -= 1
-        level, scale, alpha, step = self.level, self.scale, self._alpha, x - self._last
-        self._last = x
-        d, far = x - level, _CAP * scale
+        level, scale, alpha = self.level, self.scale, self._alpha
+        d, step, far = x - level, _STEP * (x - self._last), _CAP * scale
         if d > far:
             self._outlier(d)
             d = far
         if step < 0.0:
             step = -step
-        scale += alpha * ((_STEP * step if _STEP * step < far else far) - scale)
+        if step > far:  # noqa: PLR1730 - min() costs more than the rest
+            step = far
         level += alpha * d
-        self.level, self.scale = level, scale
+        scale += alpha * (step - scale)
+        self.level, self.scale, self._last = level, scale, x
         gap = self._reach * scale
         self.limit = level + (gap if gap > self._gap else self._gap)
 

@@ -6,15 +6,18 @@ does not depend on the window: it is an append, and its share of a few sums over
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from operator import mul
 from typing import Any, ClassVar, NamedTuple
 
 from guard.detectors._base import Detector
+from guard.detectors._stats import median
 from guard.types import Detection, Signals
 
 BLOCKS = 8
 HALF = BLOCKS // 2
+FIRST = 5  # losses that say where it starts
 
 # What is found: the fields of a `Detection` after its name.
 Found = tuple[str, float, float, float, int, str]
@@ -55,8 +58,16 @@ class Windowed(Detector):
         self.losses: list[float] = []
         self.norms: list[float] = []  # stays empty in those that do not look at gradients
         self.blocks: list[Block] = []  # at most BLOCKS
+        self.first: tuple[float, ...] = ()  # losses, for those that ask
+        self.start = math.nan  # level of the loss at the start
         self.opened = -1  # first tick of the block being filled; -1: not known yet
         self.found: Found | None = None
+
+    def first_ticks(self, s: Signals) -> None:
+        """Where the loss starts, from a few losses: a high rate may throw it up at once, so the lower says it."""
+        if s.loss - s.loss == 0.0:
+            self.first = (*self.first, s.loss)
+            self.start = min(self.first[0], median(self.first))
 
     @abstractmethod
     def judge(self) -> Found | None:
@@ -117,12 +128,14 @@ class Windowed(Detector):
 
     def state_dict(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.OWN}
-        return {**own, "losses": list(self.losses), "norms": list(self.norms), "opened": self.opened,
-                "blocks": [list(b) for b in self.blocks], "found": None if self.found is None else list(self.found)}
+        return {**own, "losses": list(self.losses), "norms": list(self.norms), "blocks": [list(b) for b in self.blocks],
+                "first": list(self.first), "start": self.start, "opened": self.opened,
+                "found": None if self.found is None else list(self.found)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self.OWN:
             setattr(self, name, state[name])
+        self.first, self.start = tuple(state["first"]), state["start"]
         self.losses, self.norms = list(state["losses"]), list(state["norms"])
         self.blocks = [Block(*b) for b in state["blocks"]]
         self.opened, found = state["opened"], state["found"]

@@ -42,7 +42,7 @@ _RECENT = 4  # windows within which the ground must have been lost
 
 @detector("divergence")
 class Divergence(Windowed):
-    OWN = ("start", "best", "sound", "early", "top", "top_norm", "blown", "blown_since")
+    OWN = ("best", "sound", "early", "top", "top_norm", "blown", "blown_since")
 
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
@@ -51,7 +51,6 @@ class Divergence(Windowed):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.start = math.nan  # mean of the first block
         self.best = math.inf  # least mean of two blocks
         self.sound = 0  # tick after the last one at which the fall was as good as kept
         self.early: int = params.early  # ticks left in which a blow-up is looked for

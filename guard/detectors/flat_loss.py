@@ -33,19 +33,18 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from guard.detectors._base import Detector, detector
-from guard.detectors._stats import line, median
-from guard.detectors._window import BLOCKS, Block, Found, Windowed
+from guard.detectors._stats import line
+from guard.detectors._window import BLOCKS, FIRST, Block, Found, Windowed
 from guard.types import Signals
 from guard.units import Steps
 
-_FIRST = 5  # ticks that say where the loss starts
 _TRAVEL = 0.05  # sum of the rates before which no movement can be expected: small weights are of this size
-_QUIET = 0.03  # deviation under which a flat loss can be told from a slow one [share of the level]
+_QUIET = 0.05  # deviation under which a flat loss can be told from a slow one [share of the level]
 
 
 @detector("flat_loss")
 class FlatLoss(Windowed):
-    OWN = ("first", "start", "since", "travel", "has_moved", "suspected")
+    OWN = ("since", "travel", "has_moved", "suspected")
 
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 128
@@ -54,8 +53,6 @@ class FlatLoss(Windowed):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.first: tuple[float, ...] = ()  # the first losses
-        self.start = math.nan  # what they say
         self.since = 0
         self.travel = 0.0  # sum of the rates
         self.has_moved = self.suspected = False
@@ -63,10 +60,9 @@ class FlatLoss(Windowed):
     def learn(self, s: Signals) -> None:
         if self.has_moved:
             return
-        if len(self.first) < _FIRST and s.loss - s.loss == 0.0:
+        if len(self.first) < FIRST:
             self.since = self.since if self.first else s.tick
-            self.first = (*self.first, s.loss)
-            self.start = min(self.first[0], median(self.first))  # a high rate may throw the loss up at once
+            self.first_ticks(s)
         losses = self.losses
         losses.append(s.loss)
         if len(losses) >= self.size:

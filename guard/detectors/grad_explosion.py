@@ -7,7 +7,7 @@ Fires when: norm > level + max(reach * scale, 2 * level, 0.5 * start level), aft
 
 Args:
     window: memory of level and scale [steps], >= 16. Default 50.
-    threshold: least value of reach [mean absolute deviations], > 0. Default 8, some 6 standard deviations.
+    threshold: least value of reach [scales], > 0. Default 8, some 6 standard deviations of Gaussian noise.
     margin: distance from the largest usual outlier to the limit [mean tail lengths], > 0. Default 3.5.
     warmup: ticks before the first alarm [steps], >= 4. Default 20; until then `divergence` watches.
     rebaseline: flagged ticks in a row after which their level is the usual one [steps]. Default 20.

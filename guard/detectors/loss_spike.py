@@ -2,14 +2,14 @@
 
 Why it matters: one bad batch, or one update that was too long, can throw away hours of training; seen in its own
     tick, the weights need not take it.
-Fires when: loss > level + max(reach * scale, 0.75 * |level|, 0.1 * |start level|), after `warmup` ticks. level and
-    scale are winsorised averages of the loss and of its absolute deviation; reach = exp(top + margin * tail * (1 + 2
-    tail)) - 1, where top is the largest and tail the mean excess of this run's own outliers on the scale y = log(1 +
-    d / scale).
+Fires when: loss > level + max(reach * scale, 0.75 * |level|, 0.1 * |start level|), after `warmup` ticks. level is a
+    running mean that takes outliers up to a cap, scale that of |x - x'| / 1.41 from one tick to the next; reach =
+    exp(top + margin * tail * (1 + 2 tail)) - 1, where top is the largest and tail the mean excess of this run's own
+    outliers d > 2.5 scale, on the scale y = log(1 + d / scale).
 
 Args:
     window: memory of level and scale [steps], >= 16. Default 50.
-    threshold: least value of reach [mean absolute deviations], > 0. Default 8, some 6 standard deviations.
+    threshold: least value of reach [scales], > 0. Default 8, some 6 standard deviations of Gaussian noise.
     margin: distance from the largest usual outlier to the limit [mean tail lengths], > 0. Default 3.5.
     warmup: ticks before the first alarm [steps], >= 4. Default 20; until then `divergence` watches.
     rebaseline: flagged ticks in a row after which their level is the usual one (a harder stage) [steps]. Default 20.

@@ -43,7 +43,7 @@ _ERRORS = 5.0  # standard errors above the best quarter
 
 @detector("oscillation")
 class Oscillation(Windowed):
-    OWN = ("best", "best_lr", "start")
+    OWN = ("best", "best_lr")
 
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
@@ -53,7 +53,6 @@ class Oscillation(Windowed):
         super().__init__(params)
         self.best = math.inf  # least mean of two blocks that have left the window
         self.best_lr = 0.0
-        self.start = math.nan  # mean of the first block
 
     def closed(self, block: Block) -> None:
         if self.start != self.start:
@@ -93,7 +92,7 @@ class Oscillation(Windowed):
             if least < best * (1.0 + rise):
                 return None
         half = [b.mean for b in blocks[-HALF:]]
-        if half[1] > half[2] > half[3] and half[3] < 0.7 * max(half):  # it was one jump, and is being learnt away
+        if half[3] < half[2] and half[3] < 0.7 * max(half):  # it was one jump, and is being learnt away
             return None
         mean, level, sd, fall = self._shape()
         error = sd * math.sqrt(6.0 / (BLOCKS * self.size))  # of a half minus a quarter

@@ -32,14 +32,16 @@ from pydantic import Field
 
 from guard.detectors._base import Detector, detector
 from guard.detectors._stats import line, median
-from guard.detectors._window import BLOCKS, Block, Found, Windowed
+from guard.detectors._window import BLOCKS, FIRST, Block, Found, Windowed
 from guard.types import Signals
 from guard.units import Steps
+
+_UNSTEADY = 0.2  # deviation of the gradient norm [share of it]
 
 
 @detector("plateau")
 class Plateau(Windowed):
-    OWN = ("start", "start_norm", "began", "progressed", "arrived", "best", "done", "top_lr", "slow_since")
+    OWN = ("start_norm", "began", "progressed", "arrived", "best", "done", "top_lr", "slow_since")
 
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 160
@@ -48,7 +50,7 @@ class Plateau(Windowed):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.start = self.start_norm = math.nan  # means of the first block
+        self.start_norm = math.nan  # mean of the first block
         self.began = self.progressed = 0  # first tick, and the last one at which the loss was getting better
         self.arrived = 0  # tick at which the progress up to then began
         self.best = math.inf
@@ -58,6 +60,8 @@ class Plateau(Windowed):
 
     def learn(self, s: Signals) -> None:
         if not self.done:
+            if len(self.first) < FIRST:
+                self.first_ticks(s)
             super().learn(s)
 
     def rough(self, norms: list[float], mean: float) -> float:  # their variance
@@ -65,8 +69,8 @@ class Plateau(Windowed):
         return squares / len(norms) - mean * mean
 
     def closed(self, block: Block) -> None:
-        if self.start != self.start:
-            self.start, self.start_norm, self.began = block.mean, block.norm, block.since
+        if self.start_norm != self.start_norm:
+            self.start_norm, self.began = block.norm, block.since
         self.top_lr = max(self.top_lr, block.lr)
         if block.lr >= 0.01 * self.top_lr:
             self.slow_since = -1
@@ -103,6 +107,6 @@ class Plateau(Windowed):
         norm = median([b.norm for b in blocks])
         if min(b.lr for b in blocks) <= 0.5 * self.top_lr or norm >= self.params.collapsed * self.start_norm:
             return None
-        if math.sqrt(max(0.0, sum(b.rough for b in blocks)) / BLOCKS) <= 0.2 * norm:
+        if math.sqrt(max(0.0, median([b.rough for b in blocks]))) <= _UNSTEADY * norm:
             return None
         return f"the gradient norm is down from {self.start_norm:.3g} to {norm:.3g}"

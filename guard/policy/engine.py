@@ -111,8 +111,9 @@ class State:
     mode: Mode = "enforce"
 
     @classmethod
-    def new(cls, rules: Sequence[Policy], mode: Mode) -> State:
-        return cls(tuple(PolicyState() for _ in rules), mode=mode)
+    def new(cls, rules: Sequence[Policy], mode: Mode, opened: int = 0) -> State:
+        """Nothing has happened yet; `opened` incidents of this run are numbered already."""
+        return cls(tuple(PolicyState() for _ in rules), mode=mode, opened=opened)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-_SMALL = 4096     # elements of a tensor; measured: flattening wins below, foreach above
-_ALL = 1 << 16    # elements of a model so small that all of it is flattened: one call in place of several
+_SMALL = 16384    # elements; measured in the training loop: flattening wins below, foreach above
 
 _flatten = torch._C._nn.flatten_dense_tensors
 
@@ -29,6 +28,7 @@ class GradientReader:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self.count = 0
+        self.along: float | None = None
         self._plan()
 
     def _plan(self) -> None:
@@ -39,14 +39,16 @@ class GradientReader:
         first = params[0] if params else None
         self._uniform = first is not None and all(p.dtype == first.dtype and p.device == first.device for p in params)
         self._widen = first is not None and first.element_size() < 4
-        small = _ALL if sum(p.numel() for p in params) <= _ALL else _SMALL
-        self._small = [p for p in params if p.numel() <= small]
-        self._large = [p for p in params if p.numel() > small]
+        self._small = [p for p in params if p.numel() <= _SMALL]
+        self._large = [p for p in params if p.numel() > _SMALL]
         self._on_cpu = first is not None and first.device.type == "cpu"
         self._fast = self._uniform and first is not None and not first.is_complex()
 
-    def read(self) -> float:
+    def read(self, along: Tensor | None = None) -> float:
         """The global L2 norm of all gradients; `count` holds how many tensors have one.
+
+        Args:
+            along: a scalar on an accelerator to read in the same transfer; its value is in `self.along` afterwards.
 
         Returns:
             Inf or NaN only if a gradient holds one: a norm that overflowed or underflowed is recomputed with care.
@@ -54,11 +56,14 @@ class GradientReader:
         groups = self._groups
         if len(groups) != len(self._planned) or len(groups[-1]["params"]) != self._planned[-1]:
             self._plan()
-        norm = self._quick() if self._fast else -1.0
+        self.along = None
+        norm = self._quick(along) if self._fast else -1.0
+        if along is not None and self.along is None:
+            self.along = along.item()
         # Gradients that are all exactly zero are as suspicious as infinite ones: the square may have underflowed.
         return norm if 0.0 < norm < math.inf else self._careful()
 
-    def _quick(self) -> float:
+    def _quick(self, along: Tensor | None) -> float:
         """The norm of dense gradients of one dtype on one device; -1 if they are something else."""
         small = [g for p in self._small if (g := p.grad) is not None]
         large = [g for p in self._large if (g := p.grad) is not None]
@@ -70,11 +75,11 @@ class GradientReader:
                 if self._widen:
                     flat = flat.float()
                 parts.append(torch.dot(flat, flat))
-                if not large:
+                if not large and along is None:
                     return math.sqrt(parts[0].item())
             if large:
                 norms = torch._foreach_norm(large, 2, dtype=torch.float32 if self._widen else None)
-                if self._on_cpu and len(large) <= 16:
+                if self._on_cpu and along is None and len(large) <= 16:
                     total = parts[0].item() if parts else 0.0
                     for n in norms:
                         x = n.item()
@@ -82,7 +87,10 @@ class GradientReader:
                     return math.sqrt(total)
                 stacked = torch.stack(norms)
                 parts.append(torch.dot(stacked, stacked))
-            return math.sqrt(sum(torch.stack(parts).tolist())) if parts else 0.0
+            if along is None or not parts:
+                return math.sqrt(sum(torch.stack(parts).tolist())) if parts else 0.0
+            *squares, self.along = torch.stack([*parts, along.to(parts[0].device)]).tolist()
+            return math.sqrt(sum(squares))
         except (RuntimeError, ValueError, TypeError):
             return -1.0    # sparse, mixed or non-finite
 

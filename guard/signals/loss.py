@@ -43,15 +43,20 @@ class LossMeter:
         else:
             self._sum += loss
 
-    def take(self, scale: float) -> float:
+    @property
+    def pending(self) -> torch.Tensor | None:
+        """Sum of what is still on an accelerator (scalar, FP32), to be read together with other signals; or None."""
+        return torch.stack([t.float().reshape(()) for t in self._pending]).sum() if self._pending else None
+
+    def take(self, scale: float, read: float = 0.0) -> float:
         """The loss since the last call, NaN if there was none.
 
         Args:
             scale: loss scale in force; heard losses are divided by it.
+            read: value of `pending`.
         """
-        if self._pending:
-            self._sum += float(torch.stack([t.float().reshape(()) for t in self._pending]).sum())
-            self._pending.clear()
+        self._sum += read
+        self._pending.clear()
         total, count, stated = self._sum, self._count, self._stated
         self._sum, self._count, self._stated = 0.0, 0, False
         if count == 0:

@@ -28,7 +28,7 @@ def test_counts_an_unknown_loss_as_not_done() -> None:
 def test_stays_silent() -> None:
     assert fires("dead_parameters", [Signals(t, t, 0.0, 0.0) for t in range(100)]) == []  # nothing left to learn
     assert fires("dead_parameters", [Signals(t, t, 1.0, 1e-30) for t in range(100)]) == []
-    assert fires("dead_parameters", [Signals(t, t, 1.0, float(t % 15 == 0)) for t in range(100)]) == []  # sparse rewards
+    assert fires("dead_parameters", [Signals(t, t, 1.0, float(t % 15 == 0)) for t in range(100)]) == []
 
 
 def test_refill_starts_to_count_anew() -> None:

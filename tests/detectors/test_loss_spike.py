@@ -22,7 +22,8 @@ def test_one_spike_does_not_hide_the_next() -> None:
 
 
 def test_a_nan_blinds_nothing() -> None:
-    assert fires("loss_spike", trace(200, lambda t, r: math.nan if t in (50, 119) else at([120], 3.0, QUIET)(t, r))) == [120]
+    gaps = trace(200, lambda t, r: math.nan if t in (50, 119) else at([120], 3.0, QUIET)(t, r))
+    assert fires("loss_spike", gaps) == [120]
 
 
 def test_an_infinite_or_unknown_loss_is_no_spike() -> None:

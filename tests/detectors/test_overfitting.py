@@ -8,7 +8,8 @@ from detectors.traces import fires, make, play
 from guard.types import Signals
 
 
-def run(validation: list[float], every: int = 25, train: float = 100.0, name: str = "val_loss", noise: float = 0.0) -> list[Signals]:
+def run(validation: list[float], every: int = 25, train: float = 100.0, name: str = "val_loss",
+        noise: float = 0.0) -> list[Signals]:
     """A falling training loss with a validation loss logged every so many ticks."""
     r = random.Random(3)
     signals = []
@@ -19,7 +20,7 @@ def run(validation: list[float], every: int = 25, train: float = 100.0, name: st
     return signals
 
 
-TURNS = [1.9, 1.1, 0.7, 0.6, 0.58, 0.6, 0.64, 0.68, 0.73, 0.78, 0.83, 0.88]
+TURNS = [1.0, 0.85, 0.72, 0.63, 0.58, 0.6, 0.64, 0.68, 0.73, 0.78, 0.83, 0.88]
 
 
 def test_fires_at_the_third_evaluation_well_above_the_best_and_stays_on() -> None:

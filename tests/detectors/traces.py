@@ -59,30 +59,39 @@ def at(ticks: Sequence[int], factor: float, curve: Curve) -> Curve:
 
 # Runs in good health, each of a kind that has made some monitor cry wolf.
 HEALTHY: dict[str, list[Signals]] = {
-    "language model": trace(1500, lambda t, r: 2.5 + 8 * (1 + t / 20) ** -0.5 + 0.05 * r.gauss(0, 1),
-                            lambda t, r: 0.5 + 50 * math.exp(-t / 20) + 0.1 * abs(r.gauss(0, 1)),
-                            lambda t: 3e-4 * min(1.0, (t + 1) / 100)),
-    "cosine to zero": trace(1000, falling(4.0, 2.4, 60, 0.07), lr=lambda t: 1.5e-3 * (1 + math.cos(math.pi * t / 1000))),
-    "tiny batches": trace(1500, lambda t, r: (0.02 + 0.6 * math.exp(-t / 100)) * math.exp(1.1 * r.gauss(0, 1)),
-                          lambda t, r: (0.1 + math.exp(-t / 100)) * math.exp(0.9 * r.gauss(0, 1))),
-    "memorised to zero": trace(1000, lambda t, r: 2.3 * math.exp(-t / 60) * math.exp(0.5 * r.gauss(0, 1)),
-                               lambda t, r: 2 * math.exp(-t / 70) * math.exp(0.5 * r.gauss(0, 1))),
-    "heavy tail": trace(1500, lambda t, r: 0.2 * r.paretovariate(2.0) + math.exp(-t / 200),
-                        lambda t, r: 0.5 * r.paretovariate(2.5), seed=1),
+    "language model": trace(
+        1500, lambda t, r: 2.5 + 8 * (1 + t / 20) ** -0.5 + 0.05 * r.gauss(0, 1),
+        lambda t, r: 0.5 + 50 * math.exp(-t / 20) + 0.1 * abs(r.gauss(0, 1)), lambda t: 3e-4 * min(1.0, (t + 1) / 100)),
+    "cosine to zero": trace(
+        1000, falling(4.0, 2.4, 60, 0.07), lr=lambda t: 1.5e-3 * (1 + math.cos(math.pi * t / 1000))),
+    "tiny batches": trace(
+        1500, lambda t, r: (0.02 + 0.6 * math.exp(-t / 100)) * math.exp(1.1 * r.gauss(0, 1)),
+        lambda t, r: (0.1 + math.exp(-t / 100)) * math.exp(0.9 * r.gauss(0, 1))),
+    "memorised to zero": trace(
+        1000, lambda t, r: 2.3 * math.exp(-t / 60) * math.exp(0.5 * r.gauss(0, 1)),
+        lambda t, r: 2 * math.exp(-t / 70) * math.exp(0.5 * r.gauss(0, 1))),
+    "heavy tail": trace(
+        1500, lambda t, r: 0.2 * r.paretovariate(2.0) + math.exp(-t / 200),
+        lambda t, r: 0.5 * r.paretovariate(2.5), seed=1),
     "negative loss": trace(1000, falling(3.0, -3.0, 200, 0.3), lambda t, r: 5 * math.exp(0.5 * r.gauss(0, 1))),
     "policy gradient": trace(1000, lambda t, r: 0.02 * r.gauss(0, 1), lambda t, r: math.exp(0.3 * r.gauss(0, 1))),
-    "value loss of growing returns": trace(1500, lambda t, r: (0.5 + t / 1000) * math.exp(0.5 * r.gauss(0, 1)),
-                                           lambda t, r: (1 + t / 1000) * math.exp(0.5 * r.gauss(0, 1))),
-    "warm restarts": trace(1200, lambda t, r: 0.3 + 2 * math.exp(-t / 200) + 0.12 * (1 - t % 300 / 300) + 0.04 * r.gauss(0, 1),
-                           lr=lambda t: 5e-4 * (1 + math.cos(math.pi * (t % 300) / 300)) + 1e-6),
-    "step drops": trace(1200, lambda t, r: 0.2 + 2 * math.exp(-t / 100) + 0.3 * 0.1 ** (t // 400) * (1 + 0.3 * r.gauss(0, 1)),
-                        lr=lambda t: 0.1 * 0.1 ** (t // 400)),
+    "value loss of growing returns": trace(
+        1500, lambda t, r: (0.5 + t / 1000) * math.exp(0.5 * r.gauss(0, 1)),
+        lambda t, r: (1 + t / 1000) * math.exp(0.5 * r.gauss(0, 1))),
+    "warm restarts": trace(
+        1200, lambda t, r: 0.3 + 2 * math.exp(-t / 200) + 0.12 * (1 - t % 300 / 300) + 0.04 * r.gauss(0, 1),
+        lr=lambda t: 5e-4 * (1 + math.cos(math.pi * (t % 300) / 300)) + 1e-6),
+    "step drops": trace(
+        1200, lambda t, r: 0.2 + 2 * math.exp(-t / 100) + 0.3 * 0.1 ** (t // 400) * (1 + 0.3 * r.gauss(0, 1)),
+        lr=lambda t: 0.1 * 0.1 ** (t // 400)),
     "quickly converged": trace(1000, falling(3.0, 1.0, 20, 0.15), falling(2.0, 0.5, 20, 0.1)),
     "converged at its Bayes error": trace(1000, falling(0.72, 0.60, 30, 0.02), falling(0.5, 0.2, 30, 0.02)),
-    "slow fine-tuning": trace(2000, lambda t, r: 2 - 6e-5 * t + 0.08 * r.gauss(0, 1), lr=lambda t: 1e-5 * (1 - t / 2001)),
+    "slow fine-tuning": trace(
+        2000, lambda t, r: 2 - 6e-5 * t + 0.08 * r.gauss(0, 1), lr=lambda t: 1e-5 * (1 - t / 2001)),
     "late start": trace(600, lambda t, r: 2.3 - 0.0012 * t + 0.01 * r.gauss(0, 1)),
-    "wild first ticks": trace(500, lambda t, r: (6.9, 9, 16.9, 14, 11, 9, 8)[t] if t < 7 else falling(8, 3, 100, 0.08)(t, r),
-                              lambda t, r: (3, 20, 60, 30, 20, 10, 5)[t] if t < 7 else math.exp(0.2 * r.gauss(0, 1))),
+    "wild first ticks": trace(
+        500, lambda t, r: (6.9, 9, 16.9, 14, 11, 9, 8)[t] if t < 7 else falling(8, 3, 100, 0.08)(t, r),
+        lambda t, r: (3, 20, 60, 30, 20, 10, 5)[t] if t < 7 else math.exp(0.2 * r.gauss(0, 1))),
     "full batch": trace(1000, falling(2.3, 0.001, 200), falling(1.0, 0.001, 220)),
     "nothing left to learn": trace(300, lambda t, r: 0.0 if t > 40 else math.exp(-t / 10), lambda t, r: float(t <= 40)),
     "generator of a GAN": trace(1500, lambda t, r: 0.7 + 3 * (1 - math.exp(-t / 1000)) + 0.1 * r.gauss(0, 1)),

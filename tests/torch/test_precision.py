@@ -96,7 +96,7 @@ def assert_cured(g: guard.Guard, script: Script, pure: float) -> None:
     assert [(r.type, r.changes.get("precision")) for r in first.attempts[0].results] == [("rollback", None), ("precision", "bf16")]
     assert "BF16" in first.attempts[0].results[1].summary
     assert len(g.incidents) == len(first.attempts) == 1
-    assert script.validation_loss() == pytest.approx(pure, rel=0.05)
+    assert script.validation_loss() <= 1.05 * pure
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -216,7 +216,7 @@ def test_validation_under_autocast_follows() -> None:
 
 def test_scaler_is_frozen_meanwhile() -> None:
     with overridden(scaled=True) as (script, _, _seen):
-        script.scaler.set_growth_interval(1)
+        script.scaler.set_growth_interval(2)    # the first iteration was one of the two
         scales = []
         for index in range(1, 6):
             script.iteration(index)

@@ -1,0 +1,57 @@
+"""Three faults as they happen in real runs. Each does its harm by arithmetic alone: nothing here writes a NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from guard.demo.data import Batch
+
+_WEIGHT = 1000.0     # a shard whose weights are counts, where all others sum to the number of sequences
+_RATE = 10.0         # a learning rate meant in another unit
+_WARMUP, _DECAY = 30, 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes wrong in a run, and when.
+
+    Args:
+        steps: length of the run.
+        faulty: False: nothing goes wrong.
+    """
+
+    steps: int
+    faulty: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """FP16 is the first fault: the attention's written-out softmax overflows in it once its scores have grown past 11."""
+        return torch.float16 if self.faulty else torch.bfloat16
+
+    @property
+    def pass_length(self) -> int:
+        """Batches in one pass over the data; there are two."""
+        return max(1, self.steps // 2)
+
+    @property
+    def bad_batch(self) -> int:
+        """Its place in every pass."""
+        return self.pass_length * 4 // 10
+
+    @property
+    def rate_jumps_at(self) -> int:
+        """Step from which the schedule is wrong."""
+        return self.steps * 11 // 20
+
+    def corrupt(self, batch: Batch, index: int) -> Batch:
+        """The second fault: one shard's weights were never normalised. It comes back whenever it is read."""
+        if self.faulty and index % self.pass_length == self.bad_batch:
+            return replace(batch, weight=batch.weight * _WEIGHT)
+        return batch
+
+    def rate(self, step: int) -> float:
+        """Factor on the learning rate: warm-up, level, straight down to 0. The third fault: too high for the rest of the run."""
+        factor = min(1.0, (step + 1) / _WARMUP, (self.steps - step) / (_DECAY * self.steps))
+        return factor * (_RATE if self.faulty and step >= self.rate_jumps_at else 1.0)

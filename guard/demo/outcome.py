@@ -1,0 +1,39 @@
+"""What a run of the demo left behind, and whether the three together show what they should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from guard.types import Incident
+
+_CLOSE, _RUINED = 1.05, 1.3    # of the healthy run's final validation loss
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run.
+
+    Args:
+        rows: (step, loss) of every tick, in order; the step goes back where the guard rolled back.
+        validation: final loss on held-out text [nats per character].
+        incidents: of the guarded run.
+    """
+
+    rows: list[tuple[int, float]]
+    validation: float
+    incidents: list[Incident]
+
+
+def shortfall(healthy: Outcome, unguarded: Outcome, guarded: Outcome) -> str | None:
+    """Why the demo did not show what it should, or None."""
+    best = healthy.validation
+    if not math.isfinite(best):
+        return "the healthy run did not end with a finite loss"
+    if not guarded.validation <= _CLOSE * best:
+        return (f"the guarded run ended at {guarded.validation:.3f}, more than {_CLOSE - 1:.0%} above the healthy "
+                f"run's {best:.3f}")
+    if math.isfinite(unguarded.validation) and unguarded.validation < _RUINED * best:
+        return (f"the faults did too little harm: without the guard the run ended at {unguarded.validation:.3f}, "
+                f"the healthy one at {best:.3f}")
+    return None
