@@ -24,6 +24,7 @@ class Place:
         position: micro-batches read so far, over all passes.
         pass_number, in_pass: the pass over the source, and micro-batches read of it.
         rng, generators: random states with which that pass began.
+        fresh: it began by starting persistent workers, which draws a seed that going on with them does not.
     """
 
     position: int = 0
@@ -31,6 +32,7 @@ class Place:
     in_pass: int = 0
     rng: RngState | None = None
     generators: tuple[torch.Tensor, ...] = ()
+    fresh: bool = False
 
 
 @dataclass(slots=True)
@@ -93,7 +95,8 @@ class Feed:
         """Where it stands, with all that `restore` needs."""
         place = replace(self._pass, position=self.position, in_pass=self._in_pass)
         if self.iterable and self._in_pass == 0:
-            return replace(place, generators=tuple(g.get_state() for g in _generators(self.source)))
+            fresh = getattr(self.source, "persistent_workers", False) and self.source._iterator is None  # type: ignore[union-attr]
+            return replace(place, generators=tuple(g.get_state() for g in _generators(self.source)), fresh=fresh)
         return place
 
     def restore(self, place: Place) -> None:
@@ -149,6 +152,8 @@ class Feed:
         _set_epoch(self.source, p.pass_number)
         for generator, state in zip(_generators(self.source), p.generators, strict=False):
             generator.set_state(state)
+        if p.fresh:
+            self.source._iterator = None  # type: ignore[union-attr] # a DataLoader's persistent workers: start them again
         if self._in_pass == 0:
             self._pass = replace(self.mark(), rng=RngState.capture())
             return iter(self.source)  # type: ignore[arg-type]

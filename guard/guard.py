@@ -81,6 +81,7 @@ class Guard:
         self._history_starts = True   # weights are new to the guard: `start` is to be taken
         self._window_open = self._ticked = False
         self._unclean = False
+        self._discarded: set[_Slot] = set()    # optimizers that have stepped in an iteration that was rolled back
         self._listening = True
         self._closed = False
         self._pid = os.getpid()
@@ -268,10 +269,13 @@ class Guard:
     def _judge(self, slot: _Slot, s: Signals) -> bool:
         """Scores the signals and does what the policies say; False: this update must not run."""
         live, bank = self.live, slot.bank
-        live.left_out = False
+        live.left_out = self._is_discarded(slot)
+        if live.left_out:
+            return False
         hits = bank.flagged = bank.score(s)
         if hits or live.tick >= self._state.due:
             self._respond(hits, self._where_nonfinite(slot, s))
+            self._discarded = {slot}
         if bank.failed:
             self._report_failures(bank)
         if self._files.requested():
@@ -282,6 +286,16 @@ class Guard:
         if live.stopping:
             raise self.report.training_stopped()
         return not live.left_out
+
+    def _is_discarded(self, slot: _Slot) -> bool:
+        """Another optimizer of this iteration rolled it back: what this one would do is discarded with it."""
+        if self.live.went_back is None:
+            return False
+        if self.live.feed is None and slot in self._discarded:
+            self.live.went_back = None    # a new iteration, although no boundary was seen
+            return False
+        self._discarded.add(slot)
+        return True
 
     def _respond(self, hits: dict[int, Detection], evidence: dict[str, Any]) -> None:
         """Lets the engine decide, and does what it decides, in its order."""

@@ -32,13 +32,13 @@ class Plan:
 
     @property
     def pass_length(self) -> int:
-        """Batches in one pass over the data; there are two."""
-        return max(1, self.steps // 2)
+        """Batches in one pass over the data; the run makes more than one."""
+        return max(1, self.steps * 6 // 10)
 
     @property
     def bad_batch(self) -> int:
         """Its place in every pass."""
-        return self.pass_length * 4 // 10
+        return self.steps * 13 // 100
 
     @property
     def rate_jumps_at(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ class Attention(nn.Module):
         """[batch, time, width] -> the same."""
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        score = q @ k.transpose(-1, -2) / math.sqrt(d // self.heads)
+        score = q @ k.transpose(-1, -2) / (d // self.heads)
         weight = (_CAP * torch.tanh(score / _CAP)).exp() * self.past[:t, :t].to(score.dtype)
         mixed = weight / weight.sum(-1, keepdim=True) @ v
         return self.out(mixed.transpose(1, 2).reshape(b, t, d))

@@ -15,6 +15,7 @@ _MEMORY = 30.0  # outliers after which the tail's mean becomes a running one
 _REVIEW = 16  # ticks between two reviews of what is usual
 _FADE = 40.0  # windows after which the largest outlier is forgotten
 _UNRIPE = 40.0  # ticks: after n of them a limit lies _UNRIPE / n further out on the scale of y
+_WIDEST = 3.5  # largest distance from the largest outlier to the limit, on the scale of y: a factor of 33
 _FAR = 50.0  # largest y: exp(50) scales is "never"
 
 
@@ -164,7 +165,8 @@ class Upper:
 
     def _set_limit(self) -> None:
         tail = self._tail / self._count
-        y = self._top + self._margin * tail * (1.0 + 2.0 * tail) + _UNRIPE / (self._due - self._left)
+        gap = min(self._margin * tail * (1.0 + 2.0 * tail), _WIDEST)
+        y = self._top + gap + _UNRIPE / (self._due - self._left)
         self._reach = max(self._threshold, math.expm1(min(y, _FAR)))
         self._gap = max(self._floor * abs(self.level), self._start_floor * self._start)
         self.limit = self.level + max(self._reach * self.scale, self._gap)

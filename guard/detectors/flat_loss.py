@@ -3,7 +3,7 @@
 Why it matters: the program is wrong (softmax twice, shuffled labels, wrong target) or the network died in its first
     steps; nothing later in the loop will mend it, and a night of it is a night lost.
 Fires when: no quarter window was ever better than the start level by `moved`, and in two judgements running the
-    window lies above 0.98 of that level, shows no trend (|t| < 2.5) and is quiet (deviation < 0.03 of the level;
+    window lies above 0.98 of that level, shows no trend (|t| < 2.5) and is quiet (deviation < 0.04 of the level;
     three times that if it is 5 % worse than at the start). Nothing is judged while the rate rises, nor before the
     rates add up to 0.05: no step of Adam moves a weight by much more than the rate, so fine-tuning at 1e-5 is slow,
     not flat.
@@ -39,7 +39,7 @@ from guard.types import Signals
 from guard.units import Steps
 
 _TRAVEL = 0.05  # sum of the rates before which no movement can be expected: small weights are of this size
-_QUIET = 0.05  # deviation under which a flat loss can be told from a slow one [share of the level]
+_QUIET = 0.04  # deviation under which a flat loss can be told from a slow one [share of the level]
 
 
 @detector("flat_loss")

@@ -4,8 +4,8 @@ Why it matters: one bad batch, or one update that was too long, can throw away h
     tick, the weights need not take it.
 Fires when: loss > level + max(reach * scale, 0.75 * |level|, 0.1 * |start level|), after `warmup` ticks. level is a
     running mean that takes outliers up to a cap, scale that of |x - x'| / 1.41 from one tick to the next; reach =
-    exp(top + margin * tail * (1 + 2 tail)) - 1, where top is the largest and tail the mean excess of this run's own
-    outliers d > 2.5 scale, on the scale y = log(1 + d / scale).
+    exp(top + min(margin * tail * (1 + 2 tail), 3.5)) - 1, where top is the largest and tail the mean excess of this
+    run's own outliers d > 2.5 scale, on the scale y = log(1 + d / scale).
 
 Args:
     window: memory of level and scale [steps], >= 16. Default 50.

@@ -307,8 +307,8 @@ def _next_rung(rule: Policy, o: Open, now: Moment) -> tuple[int, bool, Open]:
     """Which attempt is due after this firing, and did the one before fail?"""
     if o.rung < 0:
         return 0, False, o
-    if rule.repeats:
-        return 0, False, o
+    if rule.repeats or o.attempted == now.tick:    # several optimizers may show one fault in one tick
+        return o.rung, False, o
     rung = rule.attempts[o.rung]
     same_data = now.position == o.position
     if same_data:
@@ -392,7 +392,8 @@ def _attach(t: _Tick, firing: Sequence[int], candidates: set[int], fired: Mappin
     told = {e.incident for e in t.events if isinstance(e, Opened)}
     for index in firing:
         o = t.policies[index].open
-        if o is not None and index in candidates and o.opened == t.moment.tick and o.id not in told:
+        new = o is not None and o.opened == t.moment.tick and o.rung < 0 and o.count == 1
+        if o is not None and new and index in candidates and o.id not in told:
             t.events.append(Opened(o.id, t.rules[index], fired[index], observed=False, attached_to=owner))
 
 

@@ -17,7 +17,8 @@ from guard.detectors import DETECTORS, Detector
 from guard.types import Detection, Signals
 
 NAMES = list(DETECTORS)
-SECTIONS = ("Why it matters:", "Fires when:", "Args:", "Signals:", "Cost:", "Blind to:", "Raises:", "Example:", "Source:")
+SECTIONS = ("Why it matters:", "Fires when:", "Args:", "Signals:", "Cost:", "Blind to:", "Raises:", "Example:",
+            "Source:")
 NAN, INF = math.nan, math.inf
 
 
@@ -30,11 +31,12 @@ def bumpy(ticks: int, seed: int = 0, start: int = 0) -> list[Signals]:
     r = random.Random(seed)
     signals = []
     for t in range(start, start + ticks):
-        loss = 1.0 + 2.0 * math.exp(-t / 40) + 0.05 * r.gauss(0, 1) + (t > 250) * (t - 250) / 50 + (t % 97 == 96) * 20.0
+        loss = 1.0 + 2.0 * math.exp(-t / 40) + max(0, t - 250) / 50 + 20.0 * (t % 97 == 96) + 0.05 * r.gauss(0, 1)
         norm = math.exp(0.3 * r.gauss(0, 1)) * (0.0 if 120 < t < 170 else 1.0)
         over = t % 61 == 60
+        known = t % 83 != 82
         signals.append(Signals(
-            t, t, NAN if t % 83 == 82 else loss, INF if over else norm, 1e-3 if t < 200 else 1e-2, loss_known=t % 83 != 82,
+            t, t, loss if known else NAN, INF if over else norm, 1e-3 if t < 200 else 1e-2, loss_known=known,
             loss_scale=0.5 if over else 1024.0, overflow=over, params=0 if 130 < t < 160 else 4,
             metrics={"val_loss": 0.5 + abs(t - 150) / 100} if t % 20 == 0 else None))
     return signals
@@ -100,7 +102,7 @@ STRANGE = {
     "huge": [Signals(t, t, 1e308 * (-1) ** t, 1e308, 1e308) for t in range(250)],
     "tiny": [Signals(t, t, 5e-324, 5e-324, 5e-324, loss_scale=5e-324) for t in range(250)],
     "growing without end": [Signals(t, t, 10.0**t, 10.0**t, 1e-3) for t in range(300)],
-    "odd metrics": [Signals(t, t, 1.0, 1.0, 1e-3, metrics={"val_loss": NAN, "x": INF} if t % 2 else {}) for t in range(250)],
+    "odd metrics": [Signals(t, t, 1.0, 1.0, metrics={"val_loss": NAN, "x": INF} if t % 2 else {}) for t in range(250)],
     "zero after noise": bumpy(40) + [Signals(t, t, 0.0, 0.0, 0.0) for t in range(40, 250)],
     "always overflowing": [Signals(t, t, 1.0, INF, loss_scale=2.0**-t, overflow=True) for t in range(250)],
 }  # fmt: skip

@@ -51,7 +51,8 @@ def test_a_raised_rate_may_cost_some_ground() -> None:
 
 
 def test_swings_at_the_floor_of_a_finished_run_are_nothing() -> None:
-    assert fires("oscillation", trace(600, lambda t, r: math.exp(-t / 10) + 1e-6 * (1 + t / 60) * swinging(t, 0.5))) == []
+    floor = lambda t, r: math.exp(-t / 10) + 1e-6 * (1 + t / 60) * swinging(t, 0.5)  # noqa: E731 - a curve
+    assert fires("oscillation", trace(600, floor)) == []
 
 
 def test_refill_wants_a_full_window_again() -> None:

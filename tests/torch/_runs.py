@@ -7,7 +7,7 @@ import functools
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,19 +31,27 @@ def policy(trigger: str, *rungs: Sequence[dict[str, Any]], **more: Any) -> dict[
 
 
 def policies(*chosen: dict[str, Any], every: int = 4, probation: int = 2, keep: int = 3) -> dict[str, Any]:
-    return {"version": 1, "checkpoints": {"every": every, "probation": probation, "keep": keep}, "policies": list(chosen)}
+    return {
+        "version": 1,
+        "checkpoints": {"every": every, "probation": probation, "keep": keep},
+        "policies": list(chosen),
+    }
 
 
 BACK = {"type": "rollback", "data": "replay"}
-BACK_AND_REPLAY = policies(policy("non_finite", [BACK], severity="critical", limits={"max": 20}),
-                           policy("loss_spike", [BACK], limits={"max": 20}))
+BACK_AND_REPLAY = policies(
+    policy("non_finite", [BACK], severity="critical", limits={"max": 20}),
+    policy("loss_spike", [BACK], limits={"max": 20}),
+)
 
 
 @contextlib.contextmanager
 def guarded(model: nn.Module, optimizer: Any, **kwargs: Any) -> Iterator[guard.Guard]:
     """`guard.attach` with a run directory of its own that tells nobody."""
-    with tempfile.TemporaryDirectory() as folder, \
-            guard.attach(model, optimizer, run_dir=f"{folder}/run", **{"receivers": [], **kwargs}) as g:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        guard.attach(model, optimizer, run_dir=f"{folder}/run", **{"receivers": [], **kwargs}) as g,
+    ):
         yield g
 
 
@@ -103,13 +111,14 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         x = self.x[index]
         if self.augment:
-            x = x + 0.01 * torch.randn(FEATURES) + 0.01 * random.random() + 0.01 * float(np.random.rand())  # noqa: NPY002
+            x = x + 0.01 * torch.randn(FEATURES) + 0.01 * random.random() + 0.01 * float(np.random.rand())
         return x, self.y[index]
 
 
 def make_source(name: str) -> Any:
     data = Samples(augment=name == "augmented")
     if name == "callable":
+
         def batch(index: int) -> Any:
             chosen = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(index))[:BATCH]
             return data.x[chosen], data.y[chosen]
@@ -123,10 +132,19 @@ def make_source(name: str) -> Any:
 
 
 def make_model(setup: Setup = Setup()) -> nn.Module:
-    flat = setup.optimizer == "muon"    # which wants matrices only
-    norm = nn.BatchNorm1d(HIDDEN, affine=not flat) if setup.batch_norm else nn.LayerNorm(HIDDEN, elementwise_affine=not flat)
-    return nn.Sequential(nn.Linear(FEATURES, HIDDEN, bias=not flat), norm, nn.Tanh(), nn.Dropout(0.1 if setup.dropout else 0.0),
-                         nn.Linear(HIDDEN, 2, bias=not flat))
+    flat = setup.optimizer == "muon"  # which wants matrices only
+    norm = (
+        nn.BatchNorm1d(HIDDEN, affine=not flat)
+        if setup.batch_norm
+        else nn.LayerNorm(HIDDEN, elementwise_affine=not flat)
+    )
+    return nn.Sequential(
+        nn.Linear(FEATURES, HIDDEN, bias=not flat),
+        norm,
+        nn.Tanh(),
+        nn.Dropout(0.1 if setup.dropout else 0.0),
+        nn.Linear(HIDDEN, 2, bias=not flat),
+    )
 
 
 def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
@@ -148,8 +166,14 @@ def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
     return made[name](parameters)
 
 
-OPTIMIZERS = ["adamw", "amsgrad", "momentum", "adagrad", "rmsprop",
-              *(n for n in ("adafactor", "muon") if hasattr(torch.optim, n.title()))]
+OPTIMIZERS = [
+    "adamw",
+    "amsgrad",
+    "momentum",
+    "adagrad",
+    "rmsprop",
+    *(n for n in ("adafactor", "muon") if hasattr(torch.optim, n.title())),
+]
 
 
 def make_scheduler(name: str, optimizer: torch.optim.Optimizer, steps: int) -> Any:
@@ -158,7 +182,9 @@ def make_scheduler(name: str, optimizer: torch.optim.Optimizer, steps: int) -> A
         "none": lambda: None,
         "lambda": lambda: schedules.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10)),
         "cosine": lambda: schedules.CosineAnnealingLR(optimizer, steps),
-        "onecycle": lambda: schedules.OneCycleLR(optimizer, 1e-2, steps + 1, cycle_momentum=optimizer_has_momentum(optimizer)),
+        "onecycle": lambda: schedules.OneCycleLR(
+            optimizer, 1e-2, steps + 1, cycle_momentum=optimizer_has_momentum(optimizer)
+        ),
         "plateau": lambda: schedules.ReduceLROnPlateau(optimizer, patience=2),
     }
     return made[name]()
@@ -175,9 +201,11 @@ class Parts:
         seed_everything()
         self.setup = setup
         self.model = make_model(setup)
-        self.ema: Any = {"none": lambda: None, "dict": lambda: DictEma(self.model),
-                         "module": lambda: AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
-                         }[setup.ema]()
+        self.ema: Any = {
+            "none": lambda: None,
+            "dict": lambda: DictEma(self.model),
+            "module": lambda: AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
+        }[setup.ema]()
         self.optimizer = make_optimizer(setup.optimizer, self.model.parameters())
         self.scheduler = make_scheduler(setup.scheduler, self.optimizer, setup.steps)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7) if setup.fp16 else None
@@ -210,13 +238,19 @@ class Parts:
 
     def attached(self, policy: Any, **more: Any) -> contextlib.AbstractContextManager[guard.Guard]:
         extra = {} if self.ema is None else {"ema": self.ema}
-        return guarded(self.model, self.optimizer, policy=policy, scheduler=self.scheduler, scaler=self.scaler, extra=extra,
-                       **more)
+        return guarded(
+            self.model, self.optimizer, policy=policy, scheduler=self.scheduler, scaler=self.scaler, extra=extra, **more
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything that a run leaves behind, random generators included."""
-        named = {"scheduler": self.scheduler, "scaler": self.scaler, "ema": self.ema, "optimizer": self.optimizer,
-                 "model": self.model}
+        named = {
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "ema": self.ema,
+            "optimizer": self.optimizer,
+            "model": self.model,
+        }
         state = {name: thing.state_dict() for name, thing in named.items() if thing is not None}
         state |= {"buffers": dict(self.model.named_buffers()), "rng": rng_state()}
         return flatten(state)
@@ -225,11 +259,11 @@ class Parts:
 def seed_everything(seed: int = 0) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the global generator is what the guard has to restore
+    np.random.seed(seed)
 
 
 def rng_state() -> dict[str, Any]:
-    return {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
+    return {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
 
 
 # ---- loops
@@ -244,7 +278,9 @@ class Outcome:
 
     @property
     def rollbacks(self) -> int:
-        return sum((1 + a.repeats) * sum(r.type == "rollback" for r in a.results) for i in self.incidents for a in i.attempts)
+        return sum(
+            (1 + a.repeats) * sum(r.type == "rollback" for r in a.results) for i in self.incidents for a in i.attempts
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -282,13 +318,12 @@ def train(setup: Setup, policy: Any, faults: Faults | None = None, **more: Any) 
     faults = faults or Faults()
     with parts.attached(policy, **more) as g:
         faults.join(parts, g)
-        micro, losses = 0, {}
-        for batch in g.batches(parts.source, setup.steps, setup.accumulate):
+        losses = {}
+        for micro, batch in enumerate(g.batches(parts.source, setup.steps, setup.accumulate), 1):
             loss = parts.forward(faults.on_batch(batch), g.autocast)
             g.backward(loss)
             faults.after_backward()
             losses[g.step] = loss.item()
-            micro += 1
             if micro % setup.accumulate == 0:
                 parts.update(loss)
         faults.leave()
@@ -376,9 +411,3 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return bool(np.array_equal(a, b))
     return bool(a == b) or callable(a)
-
-
-__all__ = ["BACK", "BACK_AND_REPLAY", "BATCH", "FEATURES", "HIDDEN", "OPTIMIZERS", "SAMPLES", "DictEma", "Faults", "Outcome",
-           "Parts", "Samples", "Setup", "differences", "flatten", "guarded", "make_model", "make_optimizer", "make_scheduler",
-           "make_source", "mse_loss", "plain_batches", "policies", "policy", "replace", "rng_state", "same",
-           "seed_everything", "train", "unguarded"]

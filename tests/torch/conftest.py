@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ _REAL_BACKWARD = torch.autograd.backward
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is durable has tests of its own; here hundreds of runs would wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(autouse=True)

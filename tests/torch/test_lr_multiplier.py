@@ -1,4 +1,4 @@
-"""`scale_lr` keeps one multiplier around the real step: exact under schedulers and loops that set the rate themselves."""
+"""`scale_lr` keeps one multiplier around the real step: exact under schedulers and in loops that set the rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from _runs import (
 STEPS, CUT_AT = 24, 6
 SCHEDULES = ["none", "lambda", "cosine", "onecycle", "plateau"]
 
-Rate = Callable[[float, int], float]    # (rate of the schedule, steps since the cut) -> rate to train with
+Rate = Callable[[float, int], float]  # (rate of the schedule, steps since the cut) -> rate to train with
 
 
 def halved(lr: float, since: int) -> float:
@@ -41,12 +41,21 @@ def scale_lr(**params: Any) -> dict[str, Any]:
 class Script:
     """SGD with momentum and weight decay, in two groups; `by_hand` and `guarded` must end bit for bit the same."""
 
-    def __init__(self, scheduler: str = "none", *, tensor_lr: bool = False, adam: bool = False,
-                 loop_sets: Callable[[Any, int], None] = lambda optimizer, step: None) -> None:
+    def __init__(
+        self,
+        scheduler: str = "none",
+        *,
+        tensor_lr: bool = False,
+        adam: bool = False,
+        loop_sets: Callable[[Any, int], None] = lambda optimizer, step: None,
+    ) -> None:
         seed_everything()
         self.model = make_model(Setup(batch_norm=True))
         rates = [torch.tensor(1e-2), torch.tensor(3e-3)] if tensor_lr else [1e-2, 3e-3]
-        groups = [{"params": list(m.parameters()), "lr": lr} for m, lr in zip((self.model[0], self.model[4]), rates, strict=True)]
+        groups = [
+            {"params": list(m.parameters()), "lr": lr}
+            for m, lr in zip((self.model[0], self.model[4]), rates, strict=True)
+        ]
         self.optimizer = torch.optim.AdamW(groups) if adam else torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01)
         self.scheduler = make_scheduler(scheduler, self.optimizer, STEPS)
         self.loop_sets = loop_sets
@@ -85,7 +94,10 @@ class Script:
         return self.iterations(step)
 
     def guarded(self, **params: Any) -> dict[str, Any]:
-        with guarded(self.model, self.optimizer, scheduler=self.scheduler, policy=scale_lr(**{"factor": 0.5, **params})) as g:
+        with guarded(
+            self.model, self.optimizer, scheduler=self.scheduler, policy=scale_lr(**{"factor": 0.5, **params})
+        ) as g:
+
             def step(number: int) -> None:
                 if number == CUT_AT:
                     g.log(cut=1.0)
@@ -159,6 +171,7 @@ def test_recover_returns_to_the_schedule() -> None:
 def test_cuts_multiply() -> None:
     script = Script()
     with guarded(script.model, script.optimizer, policy=scale_lr(factor=0.5)) as g:
+
         def step(number: int) -> None:
             if number in (3, 9):
                 g.log(cut=1.0)
@@ -193,8 +206,13 @@ def test_exception_inside_the_step_puts_the_rate_back(tensor_lr: bool) -> None:
 
 def test_a_rollback_keeps_the_multiplier() -> None:
     """It is a remedy, not a part of the state."""
-    chosen = policies(policy("non_finite", [{"type": "rollback", "data": "replay"}, {"type": "scale_lr", "factor": 0.5}],
-                             [{"type": "rollback", "data": "replay"}]))
+    chosen = policies(
+        policy(
+            "non_finite",
+            [{"type": "rollback", "data": "replay"}, {"type": "scale_lr", "factor": 0.5}],
+            [{"type": "rollback", "data": "replay"}],
+        )
+    )
     script = Script("cosine")
     with guarded(script.model, script.optimizer, scheduler=script.scheduler, policy=chosen) as g:
         faults = {9}

@@ -139,7 +139,8 @@ def batches(count: int) -> Iterator[Any]:
     yield from map(source, range(count))
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")    # torch's own, when the first step overflows
+# Torch warns when the first step overflows, guarded or not.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_scaler_overflows() -> None:
     """A scale far too high at first, and growth that overflows again and again: GradScaler's ordinary search."""
 
@@ -186,6 +187,7 @@ def test_lbfgs_closure(line_search: str | None) -> None:
         calls = []
         with attach(model, optimizer):
             for x, y in batches(10):
+
                 def closure(x: Any = x, y: Any = y) -> torch.Tensor:
                     calls.append(1)
                     optimizer.zero_grad()
@@ -207,6 +209,7 @@ def test_step_with_a_closure_as_lightning_does() -> None:
         losses = []
         with attach(model, optimizer):
             for x, y in batches(10):
+
                 def closure(x: Any = x, y: Any = y) -> torch.Tensor:
                     loss = mse_loss(model(x), y)
                     optimizer.zero_grad()
@@ -238,7 +241,10 @@ def test_sparse_embedding() -> None:
 def test_gan() -> None:
     def loop(attach: Any) -> dict[str, Any]:
         seed_everything()
-        generator, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        generator, critic = (
+            nn.Linear(3, 4),
+            nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)),
+        )
         optimizers = [torch.optim.Adam(generator.parameters(), 1e-3), torch.optim.RMSprop(critic.parameters(), 1e-3)]
         schedulers = [torch.optim.lr_scheduler.LinearLR(o, total_iters=10) for o in optimizers]
         with attach(nn.ModuleList([generator, critic]), optimizers, scheduler=schedulers):
@@ -287,8 +293,13 @@ def test_awkward_parameters(set_to_none: bool) -> None:
     def loop(attach: Any) -> dict[str, Any]:
         seed_everything()
         model = Awkward()
-        optimizer = torch.optim.Adam([{"params": [p for n, p in model.named_parameters() if n != "out.bias"]},
-                                      {"params": [model.out.bias], "lr": 1e-2}], lr=1e-3)
+        optimizer = torch.optim.Adam(
+            [
+                {"params": [p for n, p in model.named_parameters() if n != "out.bias"]},
+                {"params": [model.out.bias], "lr": 1e-2},
+            ],
+            lr=1e-3,
+        )
         with attach(model, optimizer):
             for x, y in batches(25):
                 optimizer.zero_grad(set_to_none=set_to_none)

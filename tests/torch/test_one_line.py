@@ -24,7 +24,7 @@ from _runs import (
 )
 from torch import nn
 
-BACK = {"type": "rollback"}    # without a feed there is nothing to replay: it goes on with fresh data
+BACK = {"type": "rollback"}  # without a feed there is nothing to replay: it goes on with fresh data
 POLICY = policies(policy("non_finite", [BACK], limits={"max": 20}), every=4, probation=2)
 
 
@@ -35,9 +35,16 @@ def losses_of(g: Any) -> list[float]:
 # ---- the loss
 
 
-@pytest.mark.parametrize("how", [lambda loss: loss.backward(), lambda loss: torch.autograd.backward(loss),
-                                 lambda loss: torch.autograd.backward([loss]), lambda loss: loss.backward(torch.ones(()))],
-                         ids=["method", "function", "list", "gradient"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda loss: loss.backward(),
+        lambda loss: torch.autograd.backward(loss),
+        lambda loss: torch.autograd.backward([loss]),
+        lambda loss: loss.backward(torch.ones(())),
+    ],
+    ids=["method", "function", "list", "gradient"],
+)
 def test_loss_is_heard(how: Callable[[torch.Tensor], None]) -> None:
     parts, said = Parts(Setup()), []
     with parts.attached("default") as g:
@@ -52,7 +59,7 @@ def test_loss_is_heard(how: Callable[[torch.Tensor], None]) -> None:
 def test_loss_scale_is_taken_out() -> None:
     parts, said = Parts(Setup(fp16=True)), []
     with parts.attached("default") as g:
-        for number in range(12):    # the scale grows meanwhile
+        for number in range(12):  # the scale grows meanwhile
             loss = parts.forward(parts.source(number))
             parts.backward(loss)
             parts.update(loss)
@@ -70,7 +77,7 @@ def test_accumulation_by_hand_sums_divided_losses() -> None:
             said.append(loss.item())
             if number % 4 == 3:
                 parts.update(loss)
-        assert losses_of(g) == pytest.approx([sum(said[i:i + 4]) / 4 for i in range(0, 20, 4)], rel=1e-5)
+        assert losses_of(g) == pytest.approx([sum(said[i : i + 4]) / 4 for i in range(0, 20, 4)], rel=1e-5)
         assert g.tick == g.step == 5
 
 
@@ -128,14 +135,18 @@ class Recorder:
         return pairs
 
 
-@pytest.mark.parametrize("setup", [
-    Setup(batch_norm=True, ema="module", scheduler="cosine", steps=24),
-    Setup(ema="dict", scheduler="onecycle", steps=60),
-    Setup(scheduler="plateau", steps=24),
-    Setup(fp16=True, scheduler="lambda", ema="module", steps=24),
-    Setup(fp16=True, optimizer="fused", steps=24),
-    Setup(accumulate=2, scheduler="cosine", ema="dict", steps=24),
-], ids=repr)
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup(batch_norm=True, ema="module", scheduler="cosine", steps=24),
+        Setup(ema="dict", scheduler="onecycle", steps=60),
+        Setup(scheduler="plateau", steps=24),
+        Setup(fp16=True, scheduler="lambda", ema="module", steps=24),
+        Setup(fp16=True, optimizer="fused", steps=24),
+        Setup(accumulate=2, scheduler="cosine", ema="dict", steps=24),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("kind", ["input", "update"])
 def test_rollback_restores_everything_and_goes_on(setup: Setup, kind: str) -> None:
     """Scheduler, scaler and moving average in the rest of the discarded iteration leave no trace."""
@@ -162,7 +173,9 @@ def test_rollback_restores_everything_and_goes_on(setup: Setup, kind: str) -> No
             micro += 1
             if micro % setup.accumulate == 0:
                 if kind == "update" and g.tick == 13:
-                    handle = parts.optimizer.register_step_post_hook(lambda *_: parts.model[0].weight.data.fill_(math.inf))
+                    handle = parts.optimizer.register_step_post_hook(
+                        lambda *_: parts.model[0].weight.data.fill_(math.inf)
+                    )
                     parts.update(loss)
                     handle.remove()
                 else:
@@ -250,7 +263,9 @@ def test_gan_rolls_both_players_back() -> None:
             def begin(*_: Any, begins: list[bool] = begins) -> None:
                 if begins[0]:
                     begins[0] = False
-                    begun.setdefault(g.step, []).append(flatten([t.state_dict() for t in (players, *optimizers, *schedulers)]))
+                    begun.setdefault(g.step, []).append(
+                        flatten([t.state_dict() for t in (players, *optimizers, *schedulers)])
+                    )
 
             handle = generator.register_forward_pre_hook(begin)
             for optimizer in optimizers:

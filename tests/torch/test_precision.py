@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import guard
 import pytest
 import torch
 from _runs import BACK, Setup, guarded, make_model, mse_loss, policies, policy, seed_everything
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+
+import guard
 
 STEPS, GROWS_AT = 170, 130
 
@@ -93,7 +94,10 @@ def assert_cured(g: guard.Guard, script: Script, pure: float) -> None:
     assert first.policy == "nan-rollback-retry-bf16"
     assert first.opened_step == GROWS_AT
     assert first.status == "resolved"
-    assert [(r.type, r.changes.get("precision")) for r in first.attempts[0].results] == [("rollback", None), ("precision", "bf16")]
+    assert [(r.type, r.changes.get("precision")) for r in first.attempts[0].results] == [
+        ("rollback", None),
+        ("precision", "bf16"),
+    ]
     assert "BF16" in first.attempts[0].results[1].summary
     assert len(g.incidents) == len(first.attempts) == 1
     assert script.validation_loss() <= 1.05 * pure
@@ -140,7 +144,11 @@ def test_half_precision_weights() -> None:
             optimizer.step()
     assert [i.status for i in g.incidents] == ["resolved"]
     assert all(a is b for a, b in zip(weights, model.parameters(), strict=True))
-    assert {p.dtype for p in model.parameters()} == {s["momentum_buffer"].dtype for s in optimizer.state.values()} == {torch.bfloat16}
+    assert (
+        {p.dtype for p in model.parameters()}
+        == {s["momentum_buffer"].dtype for s in optimizer.state.values()}
+        == {torch.bfloat16}
+    )
     assert all(p.isfinite().all() for p in model.parameters())
     assert g.signals[-1][2] < g.signals[0][2]
 
@@ -150,8 +158,13 @@ def test_half_precision_weights_with_adam_after_a_rollback_to_the_first_step() -
     seed_everything()
     model = Loud().half()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
-    with guarded(model, optimizer, policy=policies(policy("non_finite", [BACK, {"type": "precision", "dtype": "fp32"}],
-                                                          [BACK], [BACK]), every=1000)) as g:
+    with guarded(
+        model,
+        optimizer,
+        policy=policies(
+            policy("non_finite", [BACK, {"type": "precision", "dtype": "fp32"}], [BACK], [BACK]), every=1000
+        ),
+    ) as g:
         for x, y in g.batches(lambda i: batch_of(i, 3000.0 if i > 10 else 1.0), 20):
             optimizer.zero_grad()
             g.backward(mse_loss(model(x.half()).float(), y))
@@ -181,7 +194,9 @@ def test_lasts_only_so_long() -> None:
     script = Script()
     script.model.inner.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
     rung = [BACK, {"type": "precision", "dtype": "bf16", "lasts": "12 steps"}]
-    with guarded(script.model, script.optimizer, policy=policies(policy("non_finite", rung, rung), every=1, probation=0)) as g:
+    with guarded(
+        script.model, script.optimizer, policy=policies(policy("non_finite", rung, rung), every=1, probation=0)
+    ) as g:
         for x, y in g.batches(lambda i: batch_of(i, 3000.0 if i == 20 else 1.0), 40):
             script.optimizer.zero_grad()
             with g.autocast("cpu", dtype=torch.float16):
@@ -216,7 +231,7 @@ def test_validation_under_autocast_follows() -> None:
 
 def test_scaler_is_frozen_meanwhile() -> None:
     with overridden(scaled=True) as (script, _, _seen):
-        script.scaler.set_growth_interval(2)    # the first iteration was one of the two
+        script.scaler.set_growth_interval(2)  # the first iteration was one of the two
         scales = []
         for index in range(1, 6):
             script.iteration(index)
@@ -269,7 +284,7 @@ def test_copies_of_the_model_are_inert(how: str) -> None:
     x = batch_of(0)[0]
     with overridden() as (script, g, seen):
         twin = COPIES[how](script.model) if how == "deepcopy" else None
-        script.model.inner._forward_hooks.clear()    # the test's own hook cannot be pickled
+        script.model.inner._forward_hooks.clear()  # the test's own hook cannot be pickled
         twin = twin or COPIES[how](script.model)
         with torch.no_grad():
             twin.inner.weight.zero_()
