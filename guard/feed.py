@@ -103,6 +103,11 @@ class Feed:
         """Goes to `place`; the source is read again at the next `read`."""
         self.position, self._in_pass, self._pass, self._iterator = place.position, place.in_pass, place, None
 
+    def release(self) -> None:
+        """Lets go of the iterator, and with it of its worker processes; the next `read` takes up where it was."""
+        if self._iterator is not None:
+            self.restore(self.mark())
+
     def pass_over(self) -> int:
         """Passes over windows that are to be left out; returns how many.
 

@@ -109,18 +109,21 @@ class Guard:
             UsageError: `source` is of no such kind, or a callable comes without `steps`.
         """
         feed = self._open_feed(source, steps, accumulate)
-        while True:
-            if feed.at_window_start and not self._begin_window(feed, steps):
-                return
-            self._phase = "data"
-            try:
-                batch = feed.read()
-            except StopIteration:
-                if self._verify_end():
+        try:
+            while True:
+                if feed.at_window_start and not self._begin_window(feed, steps):
                     return
-                continue
-            self._phase = "step"
-            yield batch
+                self._phase = "data"
+                try:
+                    batch = feed.read()
+                except StopIteration:
+                    if self._verify_end():
+                        return
+                    continue
+                self._phase = "step"
+                yield batch
+        finally:
+            feed.release()
 
     def autocast(self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True,
                  cache_enabled: bool | None = None) -> torch.autocast:
@@ -573,9 +576,14 @@ class Guard:
         self._phase = "end"
         if self._acting and not self.live.stopping and not crashed and self._undo:
             self._verify_close()
-        self._state, closed = engine.end_all(self._state, self._rules.policies)
-        for event in closed:
-            self.report.closed(event, self._history)
+        self._state, events = engine.end_all(self._state, self._rules.policies)
+        for event in events:
+            if isinstance(event, engine.Closed):
+                self.report.closed(event, self._history)
+            elif isinstance(event, engine.Fired):
+                self.report.fired(event)
+        if self.live.feed is not None:
+            self.live.feed.release()
         status = "stopped" if self.live.stopping else "crashed" if crashed else "finished"
         self.report.finished(status, self.summary())
         self.detach()

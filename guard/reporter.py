@@ -64,7 +64,9 @@ class Reporter:
 
     def fired(self, event: engine.Fired) -> None:
         self.log.incidents[event.incident].count = event.count
-        if _is_power_of_two(event.count):
+        if event.detection is None:
+            self.write("incident_fired", incident=event.incident, count=event.count)
+        elif _is_power_of_two(event.count):
             self.write("incident_fired", incident=event.incident, count=event.count, detection=_detection(event.detection))
 
     def attempted(self, event: engine.Attempted, step: int, results: Sequence[Result]) -> None:

@@ -129,11 +129,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """An open incident's trigger was satisfied again."""
+    """An open incident's trigger was satisfied again; without a detection: how often it was in all."""
 
     incident: str
     count: int
-    detection: Detection
+    detection: Detection | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +219,14 @@ def advance(state: State, rules: Sequence[Policy], moment: Moment, fired: Mappin
     candidates = []
     for index in firing:
         candidate = _fire(t, index, fired[index])
-        if candidate is not None:
+        if candidate is not None and (candidate.actions or not rules[index].attempts):
             candidates.append(candidate)
+        elif candidate is not None:
+            _exhaust(t, index, fired[index])
     if candidates:
         owner = min(candidates, key=lambda c: (c.strength, c.index))
         _own(t, owner, fired[owner.index])
-    _attach(t, firing, {c.index for c in candidates}, fired)
+    _attach(t, [c.index for c in candidates], fired)
     policies = tuple(t.policies)
     return replace(state, policies=policies, opened=t.opened, due=_due(rules, policies, moment)), t.events
 
@@ -237,11 +239,10 @@ def set_mode(state: State, rules: Sequence[Policy], mode: Mode, policy: str | No
                                          for rule, p in zip(rules, state.policies, strict=True)))
 
 
-def end_all(state: State, rules: Sequence[Policy]) -> tuple[State, list[Closed]]:
+def end_all(state: State, rules: Sequence[Policy]) -> tuple[State, list[Event]]:
     """The run is over: closes what is open, without a verdict."""
-    closed = [Closed(p.open.id, rule, "ended", p.open.count) for rule, p in zip(rules, state.policies, strict=True)
-              if p.open is not None and not p.open.spent and not p.open.observed]
-    return replace(state, policies=tuple(replace(p, open=None) for p in state.policies), due=NEVER), closed
+    events = [_end(rule, p.open, "ended") for rule, p in zip(rules, state.policies, strict=True) if p.open is not None]
+    return replace(state, policies=tuple(replace(p, open=None) for p in state.policies), due=NEVER), events
 
 
 # ---- one policy, one tick
@@ -260,12 +261,16 @@ def _quiet(t: _Tick, index: int) -> None:
     p, rule = t.policies[index], t.rules[index]
     if p.open is None or t.moment.tick < _quiet_until(rule, p.open) or t.moment.step < p.open.passed + rule.resolve_after:
         return
-    if not p.open.spent:
-        t.events.append(Closed(p.open.id, rule, "observed" if p.open.observed else "resolved", p.open.count))
+    t.events.append(_end(rule, p.open, "resolved"))
     proven = p.proven
     if p.open.rung >= 0 and p.open.reproduced and _leaves_data_out(rule.attempts[p.open.rung]):
         proven = p.open.rung
     t.policies[index] = replace(p, open=None, closed=t.moment.tick, proven=proven)
+
+
+def _end(rule: Policy, o: Open, status: Status) -> Event:
+    """The last event of an incident. One out of remedies was closed before: only its exact count is left to say."""
+    return Fired(o.id, o.count, None) if o.spent else Closed(o.id, rule, "observed" if o.observed else status, o.count)
 
 
 def _quiet_until(rule: Policy, o: Open) -> int:
@@ -276,6 +281,9 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
     """The trigger is satisfied. What would this policy do about it, if it owned the tick?"""
     p, rule, now = t.policies[index], t.rules[index], t.moment
     observed = t.mode == "observe" or (p.mode or rule.mode) == "observe"
+    if p.open is not None and p.open.observed and not observed:    # a person wants it acted on from now on
+        t.events.append(_end(rule, p.open, "observed"))
+        p = t.policies[index] = replace(p, open=None, closed=-NEVER)
     if p.open is None:
         if now.tick - p.closed < rule.limits.cooldown and detection.detector != "non_finite":
             return None
@@ -295,7 +303,7 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
     t.events.append(Fired(o.id, o.count, detection))
     rung, escalated, o = _next_rung(rule, o, now)
     t.policies[index] = replace(p, open=replace(o, fired=now.tick))
-    if o.spent or o.observed:
+    if o.spent or observed:
         return None
     if escalated and p.proven is not None and p.open.rung == p.proven:
         t.policies[index] = replace(t.policies[index], proven=None, open=replace(o, fired=now.tick, reproduced=False))
@@ -339,7 +347,8 @@ def _candidate(t: _Tick, index: int, rung: int, detection: Detection, *, escalat
                     left_out.append((spec.type, reason))
             if possible:
                 return _Candidate(index, r, escalated, tuple(possible), tuple(left_out))
-    return _Candidate(index, len(rule.attempts), escalated, (), tuple(left_out))
+    last = (ActionSpec.of("stop"),) if rule.attempts and rule.on_exhausted == "stop" else ()
+    return _Candidate(index, len(rule.attempts), escalated, last, tuple(left_out))
 
 
 def _in_place(rung: Sequence[ActionSpec], world: World) -> Sequence[ActionSpec]:
@@ -356,8 +365,8 @@ def _own(t: _Tick, owner: _Candidate, detection: Detection) -> None:
     o = p.open
     if o.count == 1:
         t.events.append(Opened(o.id, rule, detection, observed=False))
-    if not owner.actions:
-        _exhaust(t, owner, detection)
+    if not owner.actions:    # a policy that only tells
+        t.policies[owner.index] = replace(p, open=replace(o, attempted=now.tick))
         return
     repeat = o.repeat + 1 if owner.rung == o.rung else 0
     t.events.append(Attempted(o.id, rule, detection, owner.rung, repeat, owner.escalated, owner.actions,
@@ -370,30 +379,24 @@ def _own(t: _Tick, owner: _Candidate, detection: Detection) -> None:
         t.policies[owner.index] = replace(t.policies[owner.index], open=replace(o, spent=True))
 
 
-def _exhaust(t: _Tick, owner: _Candidate, detection: Detection) -> None:
-    p, rule = t.policies[owner.index], t.rules[owner.index]
+def _exhaust(t: _Tick, index: int, detection: Detection) -> None:
+    """Out of remedies: said at once, whoever owns the tick."""
+    p, rule = t.policies[index], t.rules[index]
     assert p.open is not None
-    o = p.open
-    if not rule.attempts:    # a policy that only tells has nothing to run out of
-        t.policies[owner.index] = replace(p, open=replace(o, attempted=t.moment.tick))
-        return
-    if rule.on_exhausted == "stop":
-        stop = ActionSpec.of("stop")
-        t.events.append(Attempted(o.id, rule, detection, len(rule.attempts), 0, True, (stop,), owner.unavailable, would=False))
-        t.events.append(Closed(o.id, rule, "stopped", o.count))
-    else:
-        t.events.append(Closed(o.id, rule, "exhausted", o.count))
-    t.policies[owner.index] = replace(p, open=replace(o, spent=True))
+    if p.open.count == 1:
+        t.events.append(Opened(p.open.id, rule, detection, observed=False))
+    t.events.append(Closed(p.open.id, rule, "exhausted", p.open.count))
+    t.policies[index] = replace(p, open=replace(p.open, spent=True))
 
 
-def _attach(t: _Tick, firing: Sequence[int], candidates: set[int], fired: Mapping[int, Detection]) -> None:
+def _attach(t: _Tick, candidates: Sequence[int], fired: Mapping[int, Detection]) -> None:
     """Incidents opened in this tick that do not own it: they are told with the owner's and spend nothing."""
     owner = next((e.incident for e in t.events if isinstance(e, Attempted) and not e.would), None)
     told = {e.incident for e in t.events if isinstance(e, Opened)}
-    for index in firing:
+    for index in candidates:
         o = t.policies[index].open
         new = o is not None and o.opened == t.moment.tick and o.rung < 0 and o.count == 1
-        if o is not None and new and index in candidates and o.id not in told:
+        if o is not None and new and o.id not in told:
             t.events.append(Opened(o.id, t.rules[index], fired[index], observed=False, attached_to=owner))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from guard.detectors import DETECTORS
 from guard.policy import Leaf, Limits, engine, parse
@@ -405,8 +405,8 @@ def any_policy(draw: Any, name: str) -> Policy:
         "limits": Limits(cooldown=draw(st.integers(0, 5)), max=most, per=per),
         "attempts": tuple(draw(st.lists(st.sampled_from(RUNGS), min_size=1, max_size=1 if repeats else 4))),
         "for": 1 if detector == "non_finite" else draw(st.integers(1, 2)),
-        "resolve_after": draw(st.integers(1, 6)), "on_exhausted": draw(st.sampled_from(["notify", "stop"])),
-        "mode": draw(st.sampled_from([None, None, "observe"])),
+        "resolve_after": draw(st.integers(1, 6)), "mode": draw(st.sampled_from([None, None, "observe"])),
+        "on_exhausted": draw(st.sampled_from(["notify", "notify", "notify", "stop"])),
     })
 
 
@@ -434,9 +434,14 @@ class AnyNight(RuleBasedStateMachine):
 
     # ---- what may happen
 
-    @precondition(lambda self: not self.stopped)
-    @rule(which=st.sets(st.integers(0, 2)), same=st.booleans(), back=st.integers(0, 5), finite=st.booleans(),
-          no=st.sets(st.sampled_from(["rollback", "precision", "clip", "scale_lr"]), max_size=3))
+    @rule(ticks=st.lists(st.tuples(st.sets(st.integers(0, 2)), st.booleans(), st.integers(0, 5)), min_size=5,
+                         max_size=20),
+          finite=st.booleans(), no=st.sets(st.sampled_from(["rollback", "precision", "clip", "scale_lr"]), max_size=3))
+    def ticks(self, ticks: list[tuple[set[int], bool, int]], finite: bool, no: set[str]) -> None:
+        for which, same, back in ticks:
+            if not self.stopped:
+                self.a_tick(which, same, back, finite, no)
+
     def a_tick(self, which: set[int], same: bool, back: int, finite: bool, no: set[str]) -> None:
         self.sound = False
         if not same:
@@ -543,6 +548,6 @@ class AnyNight(RuleBasedStateMachine):
         assert len(names) == len(set(names))
 
 
-AnyNight.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True,
+AnyNight.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None, derandomize=True,
                                       phases=(Phase.generate, Phase.shrink))
 TestAnyNight = AnyNight.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import random
@@ -456,3 +457,34 @@ def test_incomplete_last_window_of_a_pass(run: Run) -> None:
         run.step(batch, update=len(run.seen) % 2 == 1)
     assert run.seen == list(range(7))
     assert run.g.step == 3
+
+
+def test_nothing_is_held_after_the_run() -> None:
+    """Workers of a DataLoader end with the loop, not when the garbage collector finds them."""
+    ended = []
+
+    class Iterating:
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def __del__(self) -> None:
+            ended.append(True)
+
+    class Source:
+        def __iter__(self) -> Iterator[int]:
+            return Iterating()
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    gc.disable()
+    try:
+        with guarded(model, optimizer, policy=policies(policy("non_finite", [BACK]))) as g:
+            used = Run(g, optimizer, model)
+            for batch in g.batches(Source(), steps=3):
+                used.step(batch)
+        assert ended == [True]
+    finally:
+        gc.enable()

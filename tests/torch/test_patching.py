@@ -380,7 +380,7 @@ def test_exceptions_of_the_loop_body_and_of_the_data_go_through(pair: Any) -> No
 
 def test_stop_is_raised_from_the_step_and_detaches(pair: Any) -> None:
     model, optimizer = pair
-    with guarded(model, optimizer, policy=policies(policy("non_finite", [{"type": "stop"}]))) as g:
+    with guarded(model, optimizer, policy=policies(policy("non_finite", [{"type": "stop"}]))):
         with pytest.raises(guard.TrainingStopped) as raised:
             training(model, optimizer, 5, nan_at=2)
         assert raised.value.incident.status == "stopped"
