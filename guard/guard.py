@@ -264,8 +264,9 @@ class Guard:
     def _measure_scaled(self, slot: _Slot, s: Signals) -> None:
         """Under a GradScaler; a fused optimizer gets its gradients still scaled."""
         s.loss_scale = float(self.live.scaler.get_scale())
-        if getattr(slot.optimizer, "grad_scale", None) is not None and s.loss_scale > 0:
-            s.grad_norm /= s.loss_scale
+        still_scaled = getattr(slot.optimizer, "grad_scale", None) is not None and s.loss_scale > 0
+        self.live.grad_scale = s.loss_scale if still_scaled else 1.0
+        s.grad_norm /= self.live.grad_scale
         found = getattr(slot.optimizer, "found_inf", None)
         s.overflow = found is not None and self._scaling and bool(found)
 
@@ -283,11 +284,13 @@ class Guard:
             self._report_failures(bank)
         if self._files.requested():
             wheel.obey(self)
-        if not s.grad_norm < math.inf and not s.overflow and not live.left_out and self._acting:
+        if not s.grad_norm < math.inf and not live.left_out and self._acting and not (s.overflow and _harmless(s)):
             live.skip_step()    # the gate: whatever the policies say
             self.report.gated(s.grad_norm)
         if live.stopping:
             raise self.report.training_stopped()
+        if live.clips and not live.left_out:
+            live.clip_standing(s.grad_norm)
         return not live.left_out
 
     def _is_discarded(self, slot: _Slot) -> bool:
@@ -515,6 +518,10 @@ class Guard:
                     for slot in self._slots:
                         slot.loss.hear(tensor)
 
+    def reloading(self) -> None:
+        """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is restored."""
+        self.live.boundary()
+
     def reloaded(self) -> None:
         """Weights or optimizer state were loaded: what was kept belongs to another history."""
         self._history_starts = True
@@ -652,10 +659,10 @@ class Guard:
     def _where_nonfinite(self, slot: _Slot, s: Signals) -> dict[str, Any]:
         return {} if s.grad_norm < math.inf else {"nonfinite_gradients": nonfinite_names(self.live.model)}
 
-    def _typical_grad_norm(self) -> float:
-        """Median of the last 128 ticks in which nothing was wrong."""
-        norms = [row[3] for row in list(self._history)[-128:] if row[3] < math.inf and row[0] not in self._flagged]
-        return statistics.median(norms) if norms else math.nan
+    def _typical_grad_norm(self, before: int) -> float:
+        """Median of the last 128 ticks before tick `before` in which nothing was wrong."""
+        norms = [row[3] for row in self._history if row[0] < before and row[3] < math.inf and row[0] not in self._flagged]
+        return statistics.median(norms[-128:]) if norms else math.nan
 
     def _report_failures(self, bank: Bank) -> None:
         for name, error in bank.failed:
@@ -667,6 +674,11 @@ def _known_first(closure: Callable[[], Any], loss: Any) -> Callable[[], Any]:
     """A closure for the real step: its first call is already done and known; later ones (LBFGS) really run."""
     known = [loss]
     return lambda: known.pop() if known else closure()
+
+
+def _harmless(s: Signals) -> bool:
+    """An overflow is the loss scaler's ordinary search, unless the loss itself was not finite: then buffers may hold NaN."""
+    return not s.loss_known or s.loss - s.loss == 0.0
 
 
 def _clips(policy: Policy) -> bool:

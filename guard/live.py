@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from guard.actions import Run
 from guard.checkpoints import Ring, Snapshot, Stateful, TrainingState
 from guard.errors import UnavailableError
 from guard.feed import Feed, Place
@@ -20,8 +19,8 @@ from guard.signals import careful_norm
 from guard.signals.gradients import values
 
 
-class LiveRun(Run):
-    """State, data, rate and precision of a run in progress.
+class LiveRun:
+    """What `guard.actions.Run` asks for: state, data, rate and precision of a run in progress.
 
     Attributes:
         tick, step: as in DESIGN §2; written by the guard.
@@ -29,10 +28,11 @@ class LiveRun(Run):
         went_back: the snapshot a rollback of this tick restored; it is restored again at the next iteration boundary,
             so that what the rest of the loop's body still does to the discarded iteration leaves no trace.
         stopping: a `stop` was done; the guard raises once the journal is safe.
+        grad_scale: what this tick's gradients are still multiplied with (a fused optimizer under a GradScaler).
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful],
-                 scaler: Any, checkpoints: Checkpoints, usual_grad_norm: Callable[[], float]) -> None:
+                 scaler: Any, checkpoints: Checkpoints, usual_grad_norm: Callable[[int], float]) -> None:
         self.model, self.optimizers, self.scaler = model, list(optimizers), scaler
         self.state = TrainingState(model, optimizers, others)
         self.ring = Ring(checkpoints.keep, checkpoints.probation, self.state.recycle)
@@ -46,6 +46,8 @@ class LiveRun(Run):
         self._used: int | None = None
         self._multiplier, self._min_lr = 1.0, 0.0
         self._recover: tuple[int, int] | None = None
+        self._clip: tuple[float, str | None, int] | None = None    # max_norm, pattern, tick at which it ends
+        self.grad_scale = 1.0
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._buffers = _ChangedBuffers(model)
         self._usual_grad_norm = usual_grad_norm
@@ -61,11 +63,14 @@ class LiveRun(Run):
         share = min(1.0, (self.tick - start) / steps)
         return self._multiplier + (1.0 - self._multiplier) * share
 
-    def typical_grad_norm(self) -> float:
-        return self._usual_grad_norm()
+    def typical_grad_norm(self, before: int) -> float:
+        return self._usual_grad_norm(before)
 
     @torch.no_grad()
-    def clip(self, max_norm: float, pattern: str | None) -> float:
+    def clip(self, max_norm: float, pattern: str | None, lasts: int | None) -> float:
+        if lasts is not None:
+            self._clip = (max_norm, pattern, self.tick + lasts)
+        max_norm *= self.grad_scale
         chosen = [p for o in self.optimizers for g in o.param_groups for p in g["params"]
                   if p.grad is not None and (pattern is None or fnmatch.fnmatch(self._names.get(id(p), ""), pattern))]
         if pattern is None:
@@ -136,7 +141,26 @@ class LiveRun(Run):
     @property
     def ends_override(self) -> bool:
         """Something in force is to last for some time only."""
-        return self._recover is not None or self.precision.until is not None
+        return self._recover is not None or self._clip is not None or self.precision.until is not None
+
+    @property
+    def clips(self) -> bool:
+        """A clip is standing."""
+        return self._clip is not None
+
+    def clip_standing(self, grad_norm: float) -> None:
+        """Clips this step as a standing clip wants it, where the gradient is longer.
+
+        Args:
+            grad_norm: global norm of this step's gradient, unscaled.
+        """
+        assert self._clip is not None
+        max_norm, pattern, _ = self._clip
+        if pattern is not None or grad_norm > max_norm:
+            self.clip(max_norm, pattern, None)
+
+    def undo_clip(self) -> None:
+        self._clip = None
 
     def effective_lr(self, lr: float) -> float:
         """The rate that is really used where the schedule says `lr`."""
@@ -172,6 +196,9 @@ class LiveRun(Run):
         if self._recover is not None and self.tick >= sum(self._recover):
             self.scale_lr(1.0, 0.0, None)
             return "the learning rate is back at the schedule's"
+        if self._clip is not None and self.tick >= self._clip[2]:
+            self._clip = None
+            return "the standing clip has ended"
         if self.precision.until is not None and self.tick >= self.precision.until:
             self.precision.clear()
             return "the precision override has ended"
@@ -216,6 +243,8 @@ class LiveRun(Run):
         kept = []
         if self._multiplier != 1.0:
             kept.append(f"learning rate multiplier {self.lr_multiplier:.3g}")
+        if self._clip is not None:
+            kept.append(f"clip to norm {self._clip[0]:.3g}")
         if self.precision.override:
             kept.append(f"precision {self.precision.override}")
         if self.feed is not None and self.feed.skipped:

@@ -120,6 +120,12 @@ def _after_forward(module: nn.Module, args: Any, output: Any) -> None:  # noqa: 
         watcher.after_forward()
 
 
+def _before_load(owner: Any, *_: Any) -> None:
+    watcher = _watcher_of(owner)
+    if watcher is not None:
+        watcher.reloading()
+
+
 def _after_load(owner: Any, *_: Any) -> None:
     watcher = _watcher_of(owner)
     if watcher is not None:
@@ -144,8 +150,15 @@ def watch_forward_end(module: nn.Module) -> Callable[[], None]:
 
 
 def watch_loading(owner: nn.Module | torch.optim.Optimizer, watcher: Any) -> Callable[[], None]:
-    """Calls ``watcher.reloaded()`` after `load_state_dict`."""
-    return _watch(owner, watcher, owner.register_load_state_dict_post_hook(_after_load))
+    """Calls ``watcher.reloading()`` before and ``watcher.reloaded()`` after `load_state_dict`."""
+    before = owner.register_load_state_dict_pre_hook(_before_load)
+    undo = _watch(owner, watcher, owner.register_load_state_dict_post_hook(_after_load))
+
+    def undo_both() -> None:
+        before.remove()
+        undo()
+
+    return undo_both
 
 
 # ---- torch.autograd.backward: where a loop that only calls `attach` shows its loss

@@ -72,6 +72,9 @@ def _undo(guard: Guard, request: control.Request) -> str:
             before, after = result.changes["lr_multiplier"]
             guard.live.undo_lr(after / before)
             changes["lr_multiplier"] = guard.live.lr_multiplier
+        elif result.type == "clip":
+            guard.live.undo_clip()
+            changes["clip"] = "off"
         elif result.type == "precision":
             guard.live.precision.clear()
             changes["precision"] = "as the loop says"

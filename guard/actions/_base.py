@@ -23,12 +23,15 @@ class Run(Protocol):
     @property
     def lr_multiplier(self) -> float: ...
 
-    def typical_grad_norm(self) -> float:
-        """Running typical global gradient norm; NaN while nothing is known."""
+    @property
+    def tick(self) -> int: ...
 
-    def clip(self, max_norm: float, pattern: str | None) -> float:
+    def typical_grad_norm(self, before: int) -> float:
+        """Typical global gradient norm of the healthy ticks before tick `before`; NaN while nothing is known."""
+
+    def clip(self, max_norm: float, pattern: str | None, lasts: int | None) -> float:
         """Scales the gradients of parameters whose name matches `pattern` (all if None) down to `max_norm`,
-        in place; returns the factor (1.0: nothing to do)."""
+        in place; with `lasts` those of the following ticks too. Returns the factor (1.0: nothing to do)."""
 
     def skip_step(self) -> None:
         """Leaves this step out: no update, buffers changed by the forward pass put back."""

@@ -9,8 +9,8 @@ import torch
 from guard.demo.data import Batch
 
 _WEIGHT = 1000.0     # a shard whose weights are counts, where all others sum to the number of sequences
-_RATE = 10.0         # a learning rate meant in another unit
-_WARMUP, _DECAY = 30, 0.4
+_RATE = 80.0         # a learning rate meant in another unit
+_WARMUP, _DECAY = 30, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,16 @@ class Plan:
 
     steps: int
     faulty: bool
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        """Title and cause of each fault, in the order in which they usually strike."""
+        return [
+            ("a corrupt batch", f"one shard's loss weights are {_WEIGHT:.0f} times too large, each time it is read "
+                                f"(step {self.bad_batch}, {self.bad_batch + self.pass_length})"),
+            ("an FP16 overflow", "attention computes exp(score); past score 11.09 that exceeds 65504, FP16's largest number"),
+            ("a wrong learning rate", f"the schedule warms up a second time at step {self.rate_rises_at}, to {_RATE:.0f} times the rate, for good"),
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,7 +51,7 @@ class Plan:
         return self.steps * 13 // 100
 
     @property
-    def rate_jumps_at(self) -> int:
+    def rate_rises_at(self) -> int:
         """Step from which the schedule is wrong."""
         return self.steps * 11 // 20
 
@@ -52,6 +62,8 @@ class Plan:
         return batch
 
     def rate(self, step: int) -> float:
-        """Factor on the learning rate: warm-up, level, straight down to 0. The third fault: too high for the rest of the run."""
+        """Factor on the learning rate: warm-up, level, straight down to 0. The third fault: it warms up twice."""
         factor = min(1.0, (step + 1) / _WARMUP, (self.steps - step) / (_DECAY * self.steps))
-        return factor * (_RATE if self.faulty and step >= self.rate_jumps_at else 1.0)
+        if not self.faulty or step < self.rate_rises_at:
+            return factor
+        return factor * (1.0 + (_RATE - 1.0) * min(1.0, (step - self.rate_rises_at) / (0.12 * self.steps)))

@@ -56,9 +56,9 @@ class CharTransformer(nn.Module):
         super().__init__()
         self.characters, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, context) for _ in range(layers)))
-        self.head = nn.Linear(width, vocabulary)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, x: torch.Tensor) -> Any:
         """[batch, time] of character numbers -> [batch, time, vocabulary] logits."""
         h = self.characters(x) + self.places.weight[: x.shape[1]]
-        return self.head(self.blocks(h))
+        return self.head(self.norm(self.blocks(h)))

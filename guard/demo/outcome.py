@@ -37,3 +37,8 @@ def shortfall(healthy: Outcome, unguarded: Outcome, guarded: Outcome) -> str | N
         return (f"the faults did too little harm: without the guard the run ended at {unguarded.validation:.3f}, "
                 f"the healthy one at {best:.3f}")
     return None
+
+
+def told(incident: Incident) -> bool:
+    """It has a story of its own; one seen at the same time is told with the incident that was acted on."""
+    return bool(incident.attempts) or "attached_to" not in incident.evidence

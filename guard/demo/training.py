@@ -17,7 +17,7 @@ from guard.demo.model import CharTransformer
 from guard.demo.outcome import Outcome
 from guard.notify import ReceiverSpec
 
-_RATE = 0.01
+_RATE = 0.008
 
 # Told of every step: (tick, step, loss, guard or None).
 Watch = Callable[[int, int, float, Any], None]

@@ -28,6 +28,11 @@ class Detector(ABC):
     def __init__(self, params: Any) -> None:
         self.params = params
 
+    @classmethod
+    def blind_after_refill(cls, params: Any) -> int:  # noqa: ARG003 - for those that need a full window
+        """Ticks after `refill` in which it cannot fire: until then its silence says nothing about a remedy."""
+        return 0
+
     @abstractmethod
     def score(self, s: Signals) -> Detection | None:
         """The fault, if this tick shows it. Pure: changes nothing, so that it may be asked twice."""

@@ -63,6 +63,10 @@ class Windowed(Detector):
         self.opened = -1  # first tick of the block being filled; -1: not known yet
         self.found: Found | None = None
 
+    @classmethod
+    def blind_after_refill(cls, params: Any) -> int:
+        return int(params.window)
+
     def first_ticks(self, s: Signals) -> None:
         """Where the loss starts, from a few losses: a high rate may throw it up at once, so the lower says it."""
         if s.loss - s.loss == 0.0:

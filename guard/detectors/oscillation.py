@@ -4,13 +4,15 @@ Why it matters: the rate is too high (or gradients add up because nobody clears 
     and a lower rate usually mends it at once.
 Fires when: over the second half of the window the loss stays above the best quarter window of late by `rise`, by 5
     standard errors and by 2 % of its start level, does not fall, and its detrended deviation is more than 0.1 of its
-    mean: moderate above 0.1, severe above 0.5. Where the rate was raised since that best, `rise` counts three times.
+    mean; the oscillation is severe if it is more than 0.5 of that best, else moderate. Where the rate was raised since that best, `rise` counts three times.
     Or: deviation above 0.3 of the mean, no progress over the window, and a gradient norm that climbs while it hardly
     changes from one tick to the next, as the sum of all gradients so far does.
 
 Args:
     window: ticks judged at once [steps], >= 48. Default 96.
     rise: how far above the best quarter window [share of that], > 0. Default 0.6.
+    grade: the least grade that counts, moderate or severe. Default moderate.
+    of: what is looked for: ``loss``, the first; ``gradients``, the second; ``either``. Default either.
 Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients, unscaled; lr_effective.
 Cost: O(1) per tick (8 blocks, one judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
 Blind to: noise around a level that was never bettered; losses that are not positive; swings slower than the window; a
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import math
 from operator import sub
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -35,7 +37,7 @@ from guard.detectors._stats import line
 from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
 from guard.units import Steps
 
-_SWINGS, _SEVERE = 0.1, 0.5  # detrended deviation / mean
+_SWINGS, _SEVERE = 0.1, 0.5  # detrended deviation / mean, / best
 _FLOOR = 0.02  # of the start level: swings below are the noise floor of a finished run
 _FORGETS = 0.1  # of the distance to the best, per block
 _ERRORS = 5.0  # standard errors above the best quarter
@@ -48,6 +50,8 @@ class Oscillation(Windowed):
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
         rise: Annotated[float, Field(gt=0)] = 0.6
+        grade: Literal["moderate", "severe"] = "moderate"
+        of: Literal["loss", "gradients", "either"] = "either"
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -79,9 +83,9 @@ class Oscillation(Windowed):
             self.best = math.inf
             return None
         found = None
-        if min(third, last) > best * (1.0 + self.params.rise):
+        if self.params.of != "gradients" and min(third, last) > best * (1.0 + self.params.rise):
             found = self._lost_ground(best, lr, min(third, last))
-        if found is None and b[7].norm > 1.05 * b[0].norm > 0.0:
+        if found is None and self.params.of != "loss" and b[7].norm > 1.05 * b[0].norm > 0.0:
             found = self._gathers(best, first)
         return found
 
@@ -98,7 +102,9 @@ class Oscillation(Windowed):
         error = sd * math.sqrt(6.0 / (BLOCKS * self.size))  # of a half minus a quarter
         if sd < _SWINGS * mean or fall < -sd or level - best < _ERRORS * error:
             return None
-        grade = "severe" if sd > _SEVERE * mean else "moderate"
+        grade = "severe" if sd > _SEVERE * best else "moderate"
+        if grade == "moderate" and self.params.grade == "severe":
+            return None
         message = f"{grade} oscillation: loss swings by {sd / mean:.0%} around {level:.3g}, its best was {best:.3g}"
         return "loss", level, best * (1.0 + rise), best, blocks[0].since, message
 

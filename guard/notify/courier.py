@@ -238,6 +238,11 @@ class Courier:
                 desk.deliver(turn)
             except LeaseLost:
                 return Progress(turn.told, leader=False, next_try=_POLL)
+            except (OutOfTime, sqlite3.Error, OSError):
+                raise
+            except Exception as error:  # noqa: BLE001 - one receiver must not silence the others
+                self._trouble(error)
+                turn.failures.append(f"{desk.spec.name}: {type(error).__name__}")
         return self._progress(turn)
 
     def _progress(self, turn: Turn) -> Progress:

@@ -97,6 +97,8 @@ def first_line(log: IncidentLog, incident: Incident) -> str:
             return f"Needs you: out of remedies, {ending}"
         case "crashed":
             return "Needs you: the run crashed before this was repaired"
+        case "over" if incident.detector == "plugin_failure":
+            return "No action needed: a part of the guard failed and is switched off, training goes on"
         case "over":
             return f"Run over before a verdict: {what}"
         case "observed":

@@ -18,7 +18,7 @@ from guard.policy.schema import ActionSpec, Policy
 from guard.types import Detection, Mode, Status
 
 NEVER = 1 << 62
-# An in-place skip that is followed by firings on so many further windows in a row was not about the data.
+# After so many skips in a row with which the run did not get on, the fault is not in the data.
 _SKIPS_IN_A_ROW = 3
 
 
@@ -55,7 +55,8 @@ class Open:
         position: window of the last attempt.
         passed: furthest step at which it fired; a replay must get past it before quiet ticks count.
         reproduced: the fault came back when the same data was replayed, so it is not the state's.
-        in_row: firings on consecutive ticks after an in-place skip.
+        went_back: the last attempt rolled back.
+        in_row: firings after skips in which the run did not get on.
         spent: out of remedies; the incident is told, and absorbs further firings until they end.
     """
 
@@ -69,6 +70,7 @@ class Open:
     position: int = -1
     passed: int = -1
     reproduced: bool = False
+    went_back: bool = False
     in_row: int = 0
     spent: bool = False
     observed: bool = False
@@ -259,7 +261,7 @@ def _persists(t: _Tick, index: int) -> bool:
 def _quiet(t: _Tick, index: int) -> None:
     """The trigger is silent: is its incident over?"""
     p, rule = t.policies[index], t.rules[index]
-    if p.open is None or t.moment.tick < _quiet_until(rule, p.open) or t.moment.step < p.open.passed + rule.resolve_after:
+    if p.open is None or t.moment.tick < _quiet_until(rule, p.open) or t.moment.step < p.open.passed + rule.verify_for:
         return
     t.events.append(_end(rule, p.open, "resolved"))
     proven = p.proven
@@ -274,7 +276,7 @@ def _end(rule: Policy, o: Open, status: Status) -> Event:
 
 
 def _quiet_until(rule: Policy, o: Open) -> int:
-    return max(o.fired, o.attempted) + rule.resolve_after
+    return max(o.fired, o.attempted) + rule.verify_for
 
 
 def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
@@ -301,7 +303,7 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
         return _candidate(t, index, 0 if p.proven is None else p.proven, detection, escalated=False)
     o = replace(p.open, count=p.open.count + 1, passed=max(p.open.passed, now.step))
     t.events.append(Fired(o.id, o.count, detection))
-    rung, escalated, o = _next_rung(rule, o, now)
+    rung, escalated, o = _next_rung(rule, o, now, p.open.passed)
     t.policies[index] = replace(p, open=replace(o, fired=now.tick))
     if o.spent or observed:
         return None
@@ -311,8 +313,12 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
     return _candidate(t, index, rung, detection, escalated=escalated)
 
 
-def _next_rung(rule: Policy, o: Open, now: Moment) -> tuple[int, bool, Open]:
-    """Which attempt is due after this firing, and did the one before fail?"""
+def _next_rung(rule: Policy, o: Open, now: Moment, furthest: int) -> tuple[int, bool, Open]:
+    """Which attempt is due after this firing, and did the one before fail?
+
+    A fault on other data after a skip is no failure, as long as the run gets on: an in-place skip is followed by a quiet
+    tick, a rollback gets clearly past `furthest`, the furthest step at which the fault was seen before.
+    """
     if o.rung < 0:
         return 0, False, o
     if rule.repeats or o.attempted == now.tick:    # several optimizers may show one fault in one tick
@@ -322,9 +328,9 @@ def _next_rung(rule: Policy, o: Open, now: Moment) -> tuple[int, bool, Open]:
     if same_data:
         return o.rung + 1, True, replace(o, reproduced=o.reproduced or _replays(rung), in_row=0)
     if _leaves_data_out(rung):
-        in_row = o.in_row + 1 if now.tick == o.fired + 1 else 0
-        o = replace(o, in_row=in_row)
-        return (o.rung + 1, True, replace(o, in_row=0)) if in_row >= _SKIPS_IN_A_ROW else (o.rung, False, o)
+        got_on = now.step >= furthest + rule.verify_for if o.went_back else now.tick > o.fired + 1
+        o = replace(o, in_row=0 if got_on else o.in_row + 1)
+        return (o.rung + 1, True, replace(o, in_row=0)) if o.in_row >= _SKIPS_IN_A_ROW else (o.rung, False, o)
     if all(a.action.repeatable for a in rung):
         return o.rung, False, o
     return o.rung + 1, True, o
@@ -372,7 +378,8 @@ def _own(t: _Tick, owner: _Candidate, detection: Detection) -> None:
     t.events.append(Attempted(o.id, rule, detection, owner.rung, repeat, owner.escalated, owner.actions,
                               owner.unavailable, would=False))
     assumed = o.reproduced or (o.rung < 0 and owner.rung == p.proven)
-    o = replace(o, rung=owner.rung, repeat=repeat, attempted=now.tick, position=now.position, reproduced=assumed)
+    o = replace(o, rung=owner.rung, repeat=repeat, attempted=now.tick, position=now.position, reproduced=assumed,
+                went_back=any(a.type == "rollback" for a in owner.actions))
     t.policies[owner.index] = replace(p, open=o, attempts=_within(rule, p.attempts, now.tick) + (now.tick,))
     if any(a.type == "stop" for a in owner.actions):
         t.events.append(Closed(o.id, rule, "stopped", o.count))

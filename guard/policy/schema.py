@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 from pydantic.fields import FieldInfo
 
 from guard.actions import ACTIONS, Action
+from guard.detectors import DETECTORS
 from guard.policy.references import SecretRef
 from guard.policy.triggers import Trigger, leaves
 from guard.types import Mode, Severity
@@ -132,7 +133,8 @@ class Policy(Model):
         attempts: the ladder; empty: the policy only tells.
         repeats: written as `actions`: one rung that may be taken again and again within `limits`.
         for_: ticks in a row that the trigger must hold; `for` in YAML.
-        resolve_after: ticks without the trigger after which an incident is over.
+        resolve_after: ticks without the trigger after which an incident is over; if it is not given, a detector that
+            judges windows gets one window more.
         on_exhausted: when rungs or budget are spent.
         mode: overrides the set's.
         enabled: False drops it from the set when it is loaded.
@@ -150,6 +152,15 @@ class Policy(Model):
     on_exhausted: Literal["notify", "stop"] = "notify"
     mode: Mode | None = None
     enabled: bool = True
+
+    @property
+    def verify_for(self) -> int:
+        """Quiet ticks after which an incident is over: `resolve_after`, but where that is not given no less than its
+        detectors need to see the fault again after a remedy."""
+        if "resolve_after" in self.model_fields_set:
+            return self.resolve_after
+        blind = (DETECTORS.get(leaf.type).blind_after_refill(leaf.params) for leaf in leaves(self.trigger))  # type: ignore[union-attr]
+        return self.resolve_after + max(blind)
 
     @model_validator(mode="after")
     def _gate_never_waits(self) -> Policy:

@@ -46,7 +46,7 @@ def test_any_value_is_one_line_of_json(extra: Any) -> None:
 def test_numbers_that_json_lacks_are_read_back_by_float(number: float) -> None:
     deep = json.loads(encode(line(0, rows=[[1, number]], detection={"value": number})))
     back = float(deep["rows"][0][1]), float(deep["detection"]["value"])
-    assert all(b == number or math.isnan(b) and math.isnan(number) for b in back)
+    assert all(b == number or (math.isnan(b) and math.isnan(number)) for b in back)
     assert "NaN" not in encode(line(0, x=number)).decode()
 
 

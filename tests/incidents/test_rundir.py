@@ -164,7 +164,8 @@ def test_rows_are_written_in_batches(open_dir: Open, tmp_path: Path) -> None:
     assert (rows[0]["loss"], rows[0]["grad_norm"], rows[0]["loss_scale"]) == ("2.5", "nan", "65536")
 
 
-def test_old_rows_are_thinned_and_new_ones_kept(open_dir: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_rows_are_thinned_and_new_ones_kept(open_dir: Open, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rundir, "_MAX_SIGNALS", 4000)
     for start in range(0, 1000, 50):
         files = open_dir()

@@ -185,6 +185,15 @@ def make_scheduler(name: str, optimizer: torch.optim.Optimizer, steps: int) -> A
         "onecycle": lambda: schedules.OneCycleLR(
             optimizer, 1e-2, steps + 1, cycle_momentum=optimizer_has_momentum(optimizer)
         ),
+        "cyclic": lambda: schedules.CyclicLR(optimizer, 1e-3, 1e-2, step_size_up=5, cycle_momentum=False),
+        "sequential": lambda: schedules.SequentialLR(
+            optimizer,
+            [
+                schedules.LinearLR(optimizer, 0.1, total_iters=8),
+                schedules.CosineAnnealingLR(optimizer, steps),
+            ],
+            [8],
+        ),
         "plateau": lambda: schedules.ReduceLROnPlateau(optimizer, patience=2),
     }
     return made[name]()
@@ -406,8 +415,15 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def same(a: Any, b: Any) -> bool:
+    """Bit for bit: NaN is NaN, 0.0 is not -0.0."""
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+        return (
+            isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+        )
     if isinstance(a, np.ndarray):
         return bool(np.array_equal(a, b))
-    return bool(a == b) or callable(a)
+    return bool(a == b) or callable(a) or (a != a and b != b)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

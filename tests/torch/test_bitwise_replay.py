@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from _runs import BACK_AND_REPLAY, OPTIMIZERS, Faults, Setup, differences, policies, policy, train, unguarded
+import torch
+from _runs import (
+    BACK_AND_REPLAY,
+    FEATURES,
+    OPTIMIZERS,
+    Faults,
+    Parts,
+    Setup,
+    differences,
+    flatten,
+    guarded,
+    make_model,
+    make_source,
+    mse_loss,
+    policies,
+    policy,
+    rng_state,
+    seed_everything,
+    train,
+    unguarded,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 FULL = Setup(batch_norm=True, ema="module", source="shuffled")
 LAST = Setup().steps - 1
@@ -43,6 +68,8 @@ def test_optimizers(name: str, kind: str) -> None:
         Setup(batch_norm=True),
         Setup(scheduler="lambda"),
         Setup(scheduler="cosine"),
+        Setup(scheduler="sequential"),
+        Setup(scheduler="cyclic"),
         Setup(scheduler="plateau"),
         Setup(ema="module", batch_norm=True),
         Setup(ema="dict"),
@@ -118,3 +145,133 @@ def test_the_comparison_would_see_a_trace() -> None:
     skip = policies(policy("non_finite", [{"type": "skip_step"}]))
     outcome = train(FULL, skip, Faults(("gradient", 17)))
     assert {"/model/0.weight", "/ema/module.0.weight"} <= set(differences(outcome.state, unguarded(FULL)))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("bad", [[0], [13], [29], [4, 5, 17]], ids=str)
+def test_windows_left_out_leave_nothing_but_their_absence(bad: list[int], accumulate: int) -> None:
+    """A batch that is NaN whenever it is read: the run ends as if the data had never held its window."""
+    setup = Setup(batch_norm=True, ema="module", accumulate=accumulate)
+
+    def parts_of(source: Callable[[int], Any], steps: int, chosen: Any) -> dict[str, Any]:
+        parts = Parts(setup)
+        with parts.attached(chosen) as g:
+            for number, batch in enumerate(g.batches(source, steps, accumulate), 1):
+                loss = parts.forward(batch)
+                g.backward(loss)
+                if number % accumulate == 0:
+                    parts.update(loss)
+        return parts.state()
+
+    data = make_source("callable")
+
+    def faulty(index: int) -> Any:
+        x, y = data(index)
+        return (x * math.nan if index // accumulate in bad else x), y
+
+    good = [i for i in range(setup.steps * accumulate) if i // accumulate not in bad]
+    clean = parts_of(lambda index: data(good[index]), setup.steps - len(bad), BACK_AND_REPLAY)
+    offending = {"type": "rollback", "data": "skip_offending"}
+    assert differences(parts_of(faulty, setup.steps, policies(policy("non_finite", [offending]))), clean) == []
+
+
+# ---- loops of other shapes
+
+Loop = Callable[[set[int]], tuple[dict[str, Any], list[int]]]  # steps with a NaN -> (end state, attempts per incident)
+
+
+def assert_loop_leaves_no_trace(loop: Loop, at: int) -> None:
+    clean, _ = loop(set())
+    faulty, attempts = loop({at})
+    assert attempts == [1]
+    assert differences(faulty, clean) == []
+
+
+def closure_loop(name: str) -> Loop:
+    def loop(nan_at: set[int]) -> tuple[dict[str, Any], list[int]]:
+        seed_everything()
+        model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 2))
+        optimizer: Any = (
+            torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+            if name == "lbfgs"
+            else torch.optim.Adam(model.parameters())
+        )
+        with guarded(model, optimizer, policy=BACK_AND_REPLAY) as g:
+            for x, y in g.batches(make_source("callable"), 20):
+
+                def closure(x: Any = x, y: Any = y) -> torch.Tensor:
+                    optimizer.zero_grad()
+                    loss = mse_loss(model(x), y)
+                    if g.step in nan_at:
+                        nan_at.discard(g.step)
+                        loss = loss * math.nan
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            return flatten([model.state_dict(), optimizer.state_dict()]), [len(i.attempts) for i in g.incidents]
+
+    return loop
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "adam"])
+@pytest.mark.parametrize("at", [0, 9, 19])
+def test_closures(name: str, at: int) -> None:
+    assert_loop_leaves_no_trace(closure_loop(name), at)
+
+
+def sparse_loop(nan_at: set[int]) -> tuple[dict[str, Any], list[int]]:
+    """Two optimizers, one of them for a sparse embedding."""
+    seed_everything()
+    model = nn.Sequential(nn.Embedding(20, 3, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+    optimizers = [torch.optim.SparseAdam(model[0].parameters(), 1e-2), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+    with guarded(model, optimizers, policy=BACK_AND_REPLAY) as g:
+        for _ in g.batches(lambda index: index, 20):
+            loss = mse_loss(model(torch.randint(0, 20, (4, 2))), torch.randn(4, 1))
+            if g.step in nan_at:
+                nan_at.discard(g.step)
+                loss = loss * math.nan
+            g.backward(loss)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        state = [model.state_dict(), *(o.state_dict() for o in optimizers), rng_state()]
+        return flatten(state), [len(i.attempts) for i in g.incidents]
+
+
+@pytest.mark.parametrize("at", [0, 9, 19])
+def test_several_optimizers_and_sparse_gradients(at: int) -> None:
+    assert_loop_leaves_no_trace(sparse_loop, at)
+
+
+def epoch_loop(nan_at: set[int]) -> tuple[dict[str, Any], list[int]]:
+    """10 steps an epoch; the scheduler steps between two epochs."""
+    seed_everything()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader = make_source("shuffled")
+    with guarded(model, optimizer, policy=BACK_AND_REPLAY, scheduler=scheduler) as g:
+        for _ in range(3):
+            for x, y in g.batches(loader):
+                optimizer.zero_grad()
+                loss = mse_loss(model(x), y)
+                if g.step in nan_at:
+                    nan_at.discard(g.step)
+                    loss = loss * math.nan
+                g.backward(loss)
+                optimizer.step()
+            scheduler.step()
+        state = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), rng_state()]
+        return flatten(state), [len(i.attempts) for i in g.incidents]
+
+
+@pytest.mark.parametrize("at", [0, 9, 15, 29])
+def test_rollback_within_an_epoch(at: int) -> None:
+    assert_loop_leaves_no_trace(epoch_loop, at)
+
+
+@pytest.mark.parametrize("at", [10, 11])
+def test_code_between_two_epochs_is_not_lost(at: int) -> None:
+    """The rollback goes back into the epoch before: what the loop did between the two is in force again afterwards."""
+    assert_loop_leaves_no_trace(epoch_loop, at)

@@ -34,6 +34,7 @@ from torch import nn
 from guard.checkpoints import Ring, RngState, Snapshot, TrainingState
 from guard.checkpoints.interval import Interval, keep_that_fits
 from guard.checkpoints.state import all_finite
+from guard.errors import UsageError
 
 RNG = RngState.capture()
 
@@ -315,7 +316,8 @@ def test_restored_twice_is_exact(name: str, taken_after: int) -> None:
             ema.update_parameters(model)
         return everything()
 
-    go_on(-taken_after) if taken_after else None
+    for number in range(taken_after):
+        one_step(model, optimizer, number)
     before = everything()
     taken = state.capture(0, 0)
     assert differences(everything(), before) == []
@@ -546,13 +548,13 @@ def test_lazily_made_mask_in_a_guarded_run() -> None:
 
 
 def test_all_finite_of_odd_tensors() -> None:
-    sparse = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (3,))
+    sparse = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (3,), check_invariants=True)
     assert all_finite([])
     assert all_finite([torch.ones(0), torch.tensor([1, 2]), torch.ones(2, dtype=torch.complex64), sparse])
     assert all_finite([torch.full((4,), 1e30)]), "its norm overflows, its values do not"
     assert all_finite([torch.full((8,), 6e4, dtype=torch.float16), torch.ones(2)])
     assert not all_finite([torch.ones(2), torch.tensor([complex(0.0, math.nan)])])
-    assert not all_finite([sparse, torch.sparse_coo_tensor([[0]], [math.inf], (3,))])
+    assert not all_finite([sparse, torch.sparse_coo_tensor([[0]], [math.inf], (3,), check_invariants=True)])
     assert not all_finite([torch.ones(3, dtype=torch.float64), torch.tensor([math.nan], dtype=torch.bfloat16)])
 
 
@@ -629,3 +631,86 @@ def test_best_never_holds_a_state_that_is_not_finite() -> None:
         model[1].running_var[0] = math.inf
         g.log(val_loss=0.1)
         assert g.live.ring.best is None
+
+
+def growing_run(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Gets another layer after 5 steps."""
+    for number in range(count):
+        if number == 5:
+            model.append(nn.Linear(2, 2))
+            optimizer.add_param_group({"params": list(model[1].parameters())})
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).pow(2).mean().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def growing() -> Any:
+    seed_everything()
+    model = nn.Sequential(nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with guarded(
+        model, optimizer, policy=policies(policy("non_finite", [{"type": "rollback"}]), every=4, probation=1)
+    ) as g:
+        yield g, model, optimizer
+
+
+def test_parameters_added_later_are_rolled_back(growing: Any) -> None:
+    g, model, optimizer = growing
+    growing_run(model, optimizer, 15)
+    kept = g.live.capture()
+    then = flatten(model.state_dict())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).pow(2).mean().backward()
+        optimizer.step()
+    assert len(differences(flatten(model.state_dict()), then)) == 4
+    g.live.state.restore(kept)
+    assert differences(flatten(model.state_dict()), then) == []
+
+
+def test_parameters_added_later_are_verified(growing: Any) -> None:
+    g, model, optimizer = growing
+    growing_run(model, optimizer, 11)
+    assert g.live.state_finite()
+    model[1].weight.data[0, 0] = math.inf
+    assert not g.live.state_finite()
+    assert not g.live.capture().finite
+
+
+class Broken:
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.where == "capture":
+            raise ValueError("cannot be captured")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise ValueError("cannot be restored")
+
+
+def test_an_extra_that_cannot_be_captured_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(UsageError, match="cannot be captured"),
+        guarded(model, optimizer, extra={"x": Broken("capture")}),
+    ):
+        pass
+
+
+def test_an_extra_that_cannot_be_restored_kills_nothing() -> None:
+    seed_everything()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    chosen = policies(policy("non_finite", [{"type": "rollback"}]), every=4, probation=1)
+    with guarded(model, optimizer, policy=chosen, extra={"x": Broken("restore")}) as g:
+        for number in range(12):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 6)).sum()
+            (loss * math.nan if number == 9 else loss).backward()
+            optimizer.step()
+        assert any("cannot be restored" in str(i.evidence) for i in g.incidents)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())

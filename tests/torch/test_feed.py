@@ -316,8 +316,9 @@ def one_run(rung: Any) -> Iterator[Run]:
 
 
 def test_epochs_of_a_list(run: Run) -> None:
+    data = list(range(5))
     for _ in range(3):
-        for batch in run.g.batches(data := run.__dict__.setdefault("data", list(range(5)))):
+        for batch in run.g.batches(data):
             run.step(batch)
     assert run.seen == data * 3
     assert run.g.step == 15

@@ -28,6 +28,9 @@ from _runs import (
 )
 from torch import nn
 
+# Torch's own, when a GradScaler leaves out the first step.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+
 MODES = ["observe", "enforce"]
 
 SETUPS = [
@@ -104,6 +107,29 @@ def plain_loop(parts: Parts) -> None:
             parts.update(loss)
 
 
+@pytest.mark.parametrize(
+    "setup", [Setup(batch_norm=True), Setup(fp16=True, batch_norm=True), Setup(accumulate=2)], ids=repr
+)
+@pytest.mark.parametrize("nan_at", [0, 9, 29])
+def test_observed_fault_runs_its_course(setup: Setup, nan_at: int) -> None:
+    """Observing means that a NaN poisons the run just as it would without a guard."""
+
+    def end_state(attach: Any) -> dict[str, Any]:
+        parts = Parts(setup)
+        with attach(parts):
+            for number in range(30):
+                x, y = parts.source(number)
+                loss = parts.forward((x * float("nan") if number == nan_at else x, y))
+                parts.backward(loss)
+                if number % setup.accumulate == setup.accumulate - 1:
+                    parts.update(loss)
+        return parts.state()
+
+    plain = end_state(lambda parts: nullcontext())
+    assert differences(end_state(lambda parts: parts.attached("default", mode="observe")), plain) == []
+    assert differences(end_state(lambda parts: parts.attached("observe")), plain) == []
+
+
 # ---- loops of other shapes: each is run without a guard, observed, and protected
 
 Loop = Callable[[Callable[..., Any]], dict[str, Any]]
@@ -139,8 +165,6 @@ def batches(count: int) -> Iterator[Any]:
     yield from map(source, range(count))
 
 
-# Torch warns when the first step overflows, guarded or not.
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_scaler_overflows() -> None:
     """A scale far too high at first, and growth that overflows again and again: GradScaler's ordinary search."""
 

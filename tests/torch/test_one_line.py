@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -361,3 +362,63 @@ def test_skip_puts_batch_norm_back_and_nothing_is_drawn() -> None:
         optimizer.step()
         assert differences(flatten({"model": model.state_dict()}), before) == []
         assert differences(flatten(rng_state()), rng) == []
+
+
+def test_skip_puts_every_kind_of_changing_buffer_back() -> None:
+    seed_everything()
+    convolution = nn.utils.parametrizations.spectral_norm(nn.Conv1d(1, 4, 3))
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 6)), convolution, nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten()
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with guarded(model, optimizer, policy=policies(policy("non_finite", [{"type": "skip_step"}]))):
+        for number in range(6):
+            before = flatten(model.state_dict())
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 6)).pow(2).mean()
+            (loss * math.nan if number == 5 else loss).backward()
+            optimizer.step()
+        assert differences(flatten(model.state_dict()), before) == []
+
+
+def test_training_in_eval_mode() -> None:
+    """Fine-tuning with frozen statistics: the model is in eval mode all the time, and still goes back."""
+    seed_everything()
+    model = make_model(Setup(batch_norm=True)).eval()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    source = make_source("callable")
+    with guarded(model, optimizer, policy=POLICY) as g:
+        for number in range(20):
+            x, y = source(number)
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            (loss * math.nan if number == 12 else loss).backward()
+            optimizer.step()
+        assert [[r.type for r in a.results] for i in g.incidents for a in i.attempts] == [["rollback"]]
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_state_loaded_after_a_rollback_is_kept(what: str) -> None:
+    """The last step of an epoch went back, then the loop loads its best weights: these count."""
+    seed_everything()
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    source = make_source("callable")
+    with guarded(model, optimizer, policy=POLICY) as g:
+        for number in range(12):
+            x, y = source(number)
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            (loss * math.nan if number == 10 else loss).backward()
+            optimizer.step()
+            if number == 3:
+                best = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            if number == 10:
+                {"model": model, "optimizer": optimizer}[what].load_state_dict(best[what])
+                loaded = flatten({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+                mse_loss(model(x), y)  # the next forward pass
+                assert (
+                    differences(flatten({"model": model.state_dict(), "optimizer": optimizer.state_dict()}), loaded)
+                    == []
+                )
+        assert g.tick == 12

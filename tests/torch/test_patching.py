@@ -137,6 +137,48 @@ def test_an_optimizer_of_ones_own(pair: Any) -> None:
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+class WithoutRate(torch.optim.Optimizer):
+    """A parameter-free method: its groups know no learning rate."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(0.01 * p.grad)
+
+
+def test_an_optimizer_without_a_rate(pair: Any) -> None:
+    model, _ = pair
+    optimizer = WithoutRate(model.parameters())
+    with guarded(model, optimizer) as g:
+        training(model, optimizer, 10, nan_at=5)
+        g.live.scale_lr(0.5, 0.0, None)
+        training(model, optimizer, 2)
+        assert g.tick == 12
+        assert [i.detector for i in g.incidents] == ["non_finite"]
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_groups_added_after_a_load_are_read() -> None:
+    """`load_state_dict` replaces the list of groups."""
+    seed_everything()
+    model = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=1e-2)
+    with guarded(model, optimizer) as g:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        training(model, optimizer, 2)
+        optimizer.add_param_group({"params": list(model[1].parameters())})
+        optimizer.zero_grad()
+        mse_loss(model(torch.ones(2, 6)), torch.ones(2, 2)).backward()
+        model[1].weight.grad.fill_(math.nan)
+        optimizer.step()
+        assert [i.detector for i in g.incidents] == ["non_finite"]
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
 # ---- copies
 
 

@@ -177,12 +177,32 @@ def test_half_precision_weights_with_adam_after_a_rollback_to_the_first_step() -
 # ---- for some time only
 
 
+def test_half_precision_weights_come_back() -> None:
+    seed_everything()
+    model = Loud().half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    dtypes = []
+    model.inner.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+    with guarded(model, optimizer) as g:
+        for number in range(12):
+            if number == 3:
+                g.live.set_precision("fp32", 4)
+            x, y = batch_of(number)
+            optimizer.zero_grad()
+            mse_loss(model(x.half()).float(), y).backward()
+            optimizer.step()
+        assert g.incidents == []
+    assert dtypes == [torch.float16] * 3 + [torch.float32] * 4 + [torch.float16] * 5
+    assert {s["momentum_buffer"].dtype for s in optimizer.state.values()} == {torch.float16}
+
+
 @contextmanager
 def overridden(dtype: str = "bf16", **more: Any) -> Iterator[tuple[Script, guard.Guard, list[torch.dtype]]]:
     """A script whose guard has just been told to change precision; the list gets the dtype of every forward pass."""
     script = Script(scaled=more.pop("scaled", False))
     seen: list[torch.dtype] = []
-    script.model.inner.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    if more.pop("watch", True):  # such a hook cannot be pickled
+        script.model.inner.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
     with guarded(script.model, script.optimizer, scaler=script.scaler, **more) as g:
         script.iteration(0)
         g.live.set_precision(dtype, None)
@@ -281,24 +301,21 @@ COPIES = {
 
 @pytest.mark.parametrize("how", COPIES)
 def test_copies_of_the_model_are_inert(how: str) -> None:
+    """They compute with their own weights, in the precision the loop asks for, and no guard counts their passes."""
     x = batch_of(0)[0]
-    with overridden() as (script, g, seen):
-        twin = COPIES[how](script.model) if how == "deepcopy" else None
-        script.model.inner._forward_hooks.clear()  # the test's own hook cannot be pickled
-        twin = twin or COPIES[how](script.model)
+    with overridden(watch=False) as (script, g, _):
+        twin = COPIES[how](script.model)
         with torch.no_grad():
             twin.inner.weight.zero_()
             twin.inner.bias.fill_(1.0)
-        tick = g.tick
         with torch.autocast("cpu", dtype=torch.float16):
             assert twin.inner(x).dtype is torch.float16
             out = twin(x)
+            assert out.dtype is torch.float16
+            assert torch.equal(out, out[:1].expand_as(out))
+            assert script.model(x).dtype is torch.bfloat16
         out.float().sum().backward()
-        assert out.dtype is torch.float16
-        assert g.tick == tick
-        assert torch.equal(out, out[:1].expand_as(out)), "it computes with its own weights"
-        del seen
-    script.iteration(1)
+        assert g.tick == 1
 
 
 def test_a_copy_can_be_guarded_itself() -> None:
