@@ -183,7 +183,7 @@ class Bench:
         self.source = Timed(lambda i: data[i % len(data)])
         self.zero_grad = Timed(self.optimizer.zero_grad)
         self.forward = Timed(self.model.forward)
-        self.model.forward = self.forward  # type: ignore[method-assign]
+        self.model.forward = self.forward
         self.engine = Timed(torch.autograd.backward)
         torch.autograd.backward = self.engine
         self.real_step = Timed(self.optimizer.step)

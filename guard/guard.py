@@ -285,7 +285,7 @@ class Guard:
         if self._files.requested():
             wheel.obey(self)
         if not s.grad_norm < math.inf and not live.left_out and self._acting and not (s.overflow and _harmless(s)):
-            live.skip_step()    # the gate: whatever the policies say
+            live.leave_out()    # the gate: whatever the policies say
             self.report.gated(s.grad_norm)
         if live.stopping:
             raise self.report.training_stopped()
@@ -326,13 +326,14 @@ class Guard:
                     only_clipped = only_clipped and all(a.type == "clip" for a in event.actions)
                     self.report.attempted(event, moment.step, self._act(event))
                 case engine.Closed():
-                    live.incident_over()
+                    live.incident_over(event.incident)
                     self.report.closed(event, self._history)
         self._unclean = not only_clipped or any(rules[i].severity != "info" and not _clips(rules[i]) for i in fired)
 
     def _act(self, event: engine.Attempted) -> list[Result]:
         """Takes the actions of one attempt, strongest first. One that fails is reported and left out."""
         results: list[Result] = []
+        self.live.incident = event.incident
         for spec in sorted(event.actions, key=lambda a: STRENGTH.get(a.type, OTHER)):
             try:
                 results.append(spec.action.apply(self.live, event.detection))

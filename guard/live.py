@@ -24,6 +24,7 @@ class LiveRun:
 
     Attributes:
         tick, step: as in DESIGN §2; written by the guard.
+        incident: whose actions are being taken.
         left_out: the tick's update must not run (skip, rollback or stop).
         went_back: the snapshot a rollback of this tick restored; it is restored again at the next iteration boundary,
             so that what the rest of the loop's body still does to the discarded iteration leaves no trace.
@@ -41,6 +42,8 @@ class LiveRun:
         self.tick = self.step = 0
         self.left_out = False
         self.went_back: Snapshot | None = None
+        self.incident = ""
+        self._left_out_by: dict[str, set[int]] = {}
         self.stopping = False
         self._to: Place | None = None
         self._used: int | None = None
@@ -78,6 +81,13 @@ class LiveRun:
         return min((_shorten([p], max_norm) for p in chosen), default=1.0)
 
     def skip_step(self) -> None:
+        self.leave_out()
+        if self.can_replay():    # what is left out stays left out when another incident goes back
+            self._left_out_by.setdefault(self.incident, set()).add(self.position)
+            self.feed.skipped.add(self.position)  # type: ignore[union-attr]
+
+    def leave_out(self) -> None:
+        """No update in this tick; what the forward pass did to buffers is undone."""
         self.left_out = True
         self._buffers.put_back()
         self._clear_gradients()
@@ -101,6 +111,8 @@ class LiveRun:
         skipped: list[int] = []
         if data != "advance" and self.feed is not None:
             self._to = snapshot.context["place"]
+            if data == "replay":    # this incident's own skips did not help: its data is innocent
+                self.feed.skipped -= self._left_out_by.pop(self.incident, set())
             first = window if data == "skip_offending" else self._to.position // self.feed.accumulate
             skipped = list(range(first, window + 1)) if data != "replay" else []
             self.feed.skipped.update(skipped)
@@ -224,9 +236,10 @@ class LiveRun:
                 self.feed.restore(self._to)
         self._buffers.remember()
 
-    def incident_over(self) -> None:
-        """`previous` counts from the next incident's own checkpoints again."""
+    def incident_over(self, incident: str) -> None:
+        """`previous` counts from the next incident's own checkpoints again; what it left out stays left out."""
         self._used = None
+        self._left_out_by.pop(incident, None)
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state.restore(snapshot)

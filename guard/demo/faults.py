@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def dtype(self) -> torch.dtype:
-        """FP16 is the first fault: the attention's written-out softmax overflows in it once its scores have grown past 11."""
+        """FP16 is the second fault: the attention's written-out softmax overflows in it once its scores have grown past 11."""
         return torch.float16 if self.faulty else torch.bfloat16
 
     @property
@@ -56,7 +56,7 @@ class Plan:
         return self.steps * 11 // 20
 
     def corrupt(self, batch: Batch, index: int) -> Batch:
-        """The second fault: one shard's weights were never normalised. It comes back whenever it is read."""
+        """The first fault: one shard's weights were never normalised. It comes back whenever it is read."""
         if self.faulty and index % self.pass_length == self.bad_batch:
             return replace(batch, weight=batch.weight * _WEIGHT)
         return batch

@@ -45,14 +45,14 @@ class Block(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """Predicts the next character. Without a norm before its head, as a first draft often is: too high a rate shows at once.
+    """Predicts the next character.
 
     Args:
         vocabulary: number of characters.
         context: longest input [characters].
     """
 
-    def __init__(self, vocabulary: int, context: int, width: int = 48, heads: int = 4, layers: int = 2) -> None:
+    def __init__(self, vocabulary: int, context: int, width: int = 48, heads: int = 3, layers: int = 2) -> None:
         super().__init__()
         self.characters, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, context) for _ in range(layers)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from guard.types import Incident
+from guard.types import Attempt, Incident, Result
 
 _CLOSE, _RUINED = 1.05, 1.3    # of the healthy run's final validation loss
 
@@ -42,3 +42,15 @@ def shortfall(healthy: Outcome, unguarded: Outcome, guarded: Outcome) -> str | N
 def told(incident: Incident) -> bool:
     """It has a story of its own; one seen at the same time is told with the incident that was acted on."""
     return bool(incident.attempts) or "attached_to" not in incident.evidence
+
+
+def remedy(attempt: Attempt) -> str:
+    """What was done, in a few words; the messages say it in full."""
+    return ", ".join(_short(result) for result in attempt.results)
+
+
+def _short(result: Result) -> str:
+    if result.type == "rollback":
+        return f"rolled back to step {result.changes['to_step']}"
+    words = {"skip_step": "left the step out", "clip": "clipped the gradient", "scale_lr": "lowered the learning rate"}
+    return words.get(result.type, result.summary)

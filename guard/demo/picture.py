@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.demo.faults import Plan
-from guard.demo.outcome import Outcome, told
+from guard.demo.outcome import Outcome, remedy, told
 from guard.notify.words import fault
 from guard.types import Incident
 
@@ -40,11 +40,14 @@ def draw(outcomes: dict[str, Outcome], plan: Plan, target: Path) -> Path:
     axis.minorticks_off()
     axis.set_xlabel("training step")
     axis.set_ylabel("training loss (log scale)")
-    axis.set_title("Same model, same seed, same faults: with and without the guard", loc="left", fontsize=13, weight="bold")
+    axis.set_title("Same model, same seed, same faults: with and without the guard", loc="left", fontsize=13, weight="bold", pad=26)
     axis.grid(alpha=0.2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-    axis.legend(loc="upper left", frameon=False, ncols=4, fontsize=9)
+    handles, labels = axis.get_legend_handles_labels()
+    order = [*range(1, len(labels)), 0] if len(labels) > 3 else range(len(labels))
+    axis.legend([handles[i] for i in order], [labels[i] for i in order], loc="lower left", bbox_to_anchor=(0, 1.0),
+                frameon=False, ncols=4, fontsize=9)
     figure.savefig(target, dpi=110)
     plt.close(figure)
     return target
@@ -96,17 +99,11 @@ def _death(axis: Any, outcome: Outcome, steps: int) -> None:
 def _incidents(axis: Any, incidents: list[Incident]) -> None:
     """Numbered marks on the axis of steps, each with fault and remedy."""
     shown = [i for i in incidents if told(i) and i.attempts]
-    top = _TOP / 1.9
+    level = _TOP / 2.2
     for number, i in enumerate(shown, 1):
         axis.axvline(i.opened_step, color=_GREY, linewidth=0.8, linestyle="--", zorder=0)
-        height = top / (2.1 ** ((number - 1) % 3))
-        axis.annotate(f"{number}  {fault(i.detector)}\n→ {_remedy(i)}", (i.opened_step, height), (5, 0),
+        does = "\n".join(f"→ {remedy(a)}" for a in i.attempts).replace(", ", ",\n    ")
+        axis.annotate(f"{number}  {fault(i.detector)}\n{does}", (i.opened_step, level / 2.4 ** ((number - 1) % 3)), (5, 0),
                       textcoords="offset points", fontsize=8.5, va="top", color="#222222",
-                      bbox={"boxstyle": "round,pad=0.25", "fc": "white", "ec": "none", "alpha": 0.85})
+                      bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.85})
 
-
-def _remedy(incident: Incident) -> str:
-    kinds = [r.type for attempt in incident.attempts for r in attempt.results]
-    words = {"rollback": "rolled back", "skip_step": "step left out", "clip": "gradient clipped", "precision": "BF16",
-             "scale_lr": "smaller rate"}
-    return ", ".join(words.get(kind, kind) for kind in dict.fromkeys(kinds))

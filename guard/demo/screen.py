@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from rich.text import Text as Line
 
 from guard.demo.data import Text
 from guard.demo.faults import Plan
-from guard.demo.outcome import Outcome, told
+from guard.demo.outcome import Outcome, remedy, told
 from guard.demo.training import Watch
 from guard.incidents import IncidentLog
-from guard.notify import render
-from guard.notify.words import cut, fault, number
+from guard.notify import render, story
+from guard.notify.words import count, cut, fault, number
 from guard.types import Incident
 
 TITLES = {"healthy": "healthy: no faults", "unguarded": "faults, no guard", "guarded": "faults, guarded"}
@@ -88,6 +89,7 @@ class Screen:
         """Each incident as Slack shows it; one like an earlier one is only counted."""
         where = "as your Slack channel has them" if told else "as they would stand in Slack"
         self.console.print(f"\n[bold]The guard's messages, {where}[/]")
+        width = min(self.console.width, _WIDTH)
         seen: set[str] = set()
         for incident in told_alone(log):
             if incident.policy in seen:
@@ -95,10 +97,12 @@ class Screen:
                                    f"{incident.status}", style="bright_black")
                 continue
             seen.add(incident.policy)
-            body = Line(render.to_terminal(render.root(log, incident), min(self.console.width, _WIDTH) - 8).rstrip())
+            body = Line(render.to_terminal(render.root(log, incident), width - 8).rstrip())
             for reply in render.replies(log, incident):
-                body.append(f"\n  ↳ {reply.text}", style="bright_black")
-            self.console.print(Panel(body, border_style=_STYLES.get(incident.status, "red"), width=min(self.console.width, _WIDTH)))
+                body.append("\n" + textwrap.fill(f"↳ {reply.text}", width - 4, subsequent_indent="  "), style="bright_black")
+            emoji = render.EMOJI[story.stage(log, incident)]
+            self.console.print(Panel(body, title=f"{emoji} {incident.id}", title_align="left", width=width,
+                                     border_style=_STYLES.get(incident.status, "red")))
         if not told:
             self.console.print("  To have them in Slack, set SLACK_BOT_TOKEN and SLACK_CHANNEL.", style="bright_black")
 
@@ -136,14 +140,13 @@ class Teller:
                 continue
             tries, status = self._told.get(i.id, (0, ""))
             for attempt in i.attempts[tries:]:
-                done = "; ".join(r.summary for r in attempt.results)
-                self.line("🟡", attempt.step, fault(i.detector), done, "yellow")
+                self.line("🟡", attempt.step, fault(i.detector), remedy(attempt), "yellow")
             if i.status != status and i.ended:
                 good = i.status == "resolved"
                 lost = i.evidence["outcome"]["steps_lost"]
-                words = f"it helped; {lost} step{'' if lost == 1 else 's'} to do again" if good else "needs a person"
-                self.line("🟢" if good else "🔴", i.opened_step, fault(i.detector), f"{i.status}: {words}",
-                          "green" if good else "red")
+                words = f"it helped, {count(lost, 'step')} lost" if good else "see its message"
+                self.line("🟢" if good else "🔴" if i.status != "ended" else "⚪", i.opened_step, fault(i.detector),
+                          f"{i.status}: {words}", "green" if good else "red")
             self._told[i.id] = (len(i.attempts), i.status)
 
     def line(self, mark: str, step: int, what: str, then: str, style: str) -> None:

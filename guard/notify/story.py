@@ -187,7 +187,12 @@ def did_it_help(log: IncidentLog, incident: Incident) -> str:
     now, losses = stage(log, incident), losses_said(incident)
     match now:
         case "resolved":
-            return f"Yes, {lost(incident)}.{losses}" if incident.attempts else f"It passed without a remedy.{losses}"
+            if not incident.attempts:
+                return f"It passed without a remedy.{losses}"
+            after, expected = (as_float(outcome(incident).get(key)) for key in ("loss_after", "loss_expected"))
+            if after > expected + 0.5 * abs(expected):
+                return f"The fault is gone, the loss is not yet where it was. {sentence(lost(incident))}{losses}"
+            return f"Yes, {lost(incident)}.{losses}"
         case "exhausted" | "stopped" if incident.attempts:
             tried = [a for a in incident.attempts if not all(r.type == "stop" for r in a.results)]
             failed = f"No: {count(len(tried), 'attempt')} failed." if tried else "No repair was tried."

@@ -21,7 +21,7 @@ def test_swings_at_a_level_far_above_the_best() -> None:
 def test_swings_from_the_start_that_grow() -> None:
     growing = trace(200, lambda t, r: (0.4 + min(t, 100) * 0.02) * swinging(t, 0.3) * math.exp(0.1 * r.gauss(0, 1)))
     assert fires("oscillation", growing)[0] == 96
-    assert "moderate" in play(make("oscillation"), growing)[96].message
+    assert "severe" in play(make("oscillation"), growing)[96].message
 
 
 def test_a_gradient_that_is_never_cleared() -> None:

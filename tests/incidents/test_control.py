@@ -56,7 +56,8 @@ def test_oldest_first(tmp_path: Path) -> None:
     ({"verb": "rollback", "author": "ada", "to": 7}, "all values must be text"),
     (b'{"verb": "stop", "author": "' + b"a" * (80 << 10) + b'"}', "Unterminated string"),
     (b"[" * 60_000, "not understood"),
-])
+], ids=["empty", "no unicode", "list", "no such verb", "no verb", "no author", "unknown key", "author is a list",
+        "value is a number", "oversized", "deeper than Python counts"])
 def test_what_is_no_request_is_said_and_removed(tmp_path: Path, content: Any, why: str) -> None:
     path = leave(tmp_path, content)
     (said,) = take(tmp_path)

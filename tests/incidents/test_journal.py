@@ -84,7 +84,9 @@ def test_every_torn_end_leaves_the_lines_before_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"\x00" * 64, b"{", b"[]", b"7", b"null", b'"text"', b"\xff\xfe", b"{}",
                                     b'{"kind": 7}', b'{"kind": "incident_closed", "tick": 1, "step": 1, "time": 1}',
-                                    b"[" * 100_000])
+                                    b"[" * 100_000],
+                         ids=["zeros", "torn", "list", "number", "null", "text", "no unicode", "empty",
+                              "kind is no text", "keys are missing", "deeper than Python counts"])
 def test_a_damaged_line_is_passed_over_and_counted(tmp_path: Path, damage: bytes) -> None:
     path = write(tmp_path, encode(line(0)), damage + b"\n", encode(line(1)))
     follower = Follower(path)

@@ -87,7 +87,8 @@ def test_a_torn_line_is_cut_off_by_the_next_writer(open_dir: Open, tmp_path: Pat
     assert [json.loads(x)["seq"] for x in lines] == [0, 1]
 
 
-@pytest.mark.parametrize("damage", [b"\x00" * 40, b"{}", b"[]", b"7", b'{"seq":"x"}'])
+@pytest.mark.parametrize("damage", [b"\x00" * 40, b"{}", b"[]", b"7", b'{"seq":"x"}'],
+                         ids=["zeros", "empty", "list", "number", "text for a number"])
 def test_a_damaged_last_line_stops_nobody(open_dir: Open, tmp_path: Path, damage: bytes) -> None:
     files = open_dir()
     notice(files)

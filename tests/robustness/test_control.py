@@ -162,7 +162,8 @@ def test_observe_mode_keeps_no_checkpoints(train: Train, verb: str) -> None:
     assert "the run is in observe mode" in refused(ask(run, verb))
 
 
-@pytest.mark.parametrize("nonsense", [b"nonsense", b"[" * 60_000, b"\xff" * 10])
+@pytest.mark.parametrize("nonsense", [b"nonsense", b"[" * 60_000, b"\xff" * 10],
+                         ids=["text", "deeper than Python counts", "no unicode"])
 def test_nonsense_is_noticed_and_training_goes_on(train: Train, nonsense: bytes) -> None:
     run = train(BACK)
     run.steps(3)
