@@ -115,6 +115,10 @@ def _check(model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any], sca
     for name, thing in {**{f"scheduler {i}": s for i, s in enumerate(schedulers)}, "scaler": scaler, **extra}.items():
         if thing is not None and not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UsageError(f"{name} ({type(thing).__name__}) has no state_dict/load_state_dict, so it cannot be rolled back")
+        try:
+            _ = None if thing is None else thing.state_dict()
+        except Exception as error:
+            raise UsageError(f"{name}: its state_dict() failed: {type(error).__name__}: {error}") from error
     if mode not in (None, "observe", "enforce"):
         raise UsageError(f"mode must be 'observe' or 'enforce', not {mode!r}")
     held = {id(p) for p in model.parameters()}

@@ -132,17 +132,23 @@ class Bank:
             went_back: the snapshot that was restored, if one was.
             number: which optimizer's bank this is.
         """
-        if went_back is not None:
-            self.load_state_dict(went_back.context["baselines"][number])
-        for detector in self._detectors:
-            detector.refill()
+        saved = None if went_back is None else went_back.context["baselines"][number]
+        for i, detector in list(self._indexed):
+            try:
+                if saved is not None and i in saved:
+                    detector.load_state_dict(saved[i])
+                detector.refill()
+            except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+                self._disable(detector, error)
 
     def state_dict(self) -> dict[int, Any]:
-        return {i: d.state_dict() for i, d in self._indexed}
-
-    def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        for i, detector in self._indexed:
-            detector.load_state_dict(state[i])
+        state = {}
+        for i, detector in list(self._indexed):
+            try:
+                state[i] = detector.state_dict()
+            except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+                self._disable(detector, error)
+        return state
 
     def _disable(self, detector: Detector, error: Exception) -> None:
         self.failed.append((detector.name, error))

@@ -83,6 +83,10 @@ class Feed:
         return self._pass.pass_number
 
     @property
+    def at_pass_start(self) -> bool:
+        return self.iterable and self._in_pass == 0
+
+    @property
     def window_read(self) -> int:
         """Index of the window whose micro-batch was read last."""
         return max(0, self.position - 1) // self.accumulate

@@ -18,7 +18,7 @@ from torch import nn
 from guard import patching, wheel
 from guard.actions import OTHER, STRENGTH
 from guard.bank import Bank, Rules
-from guard.checkpoints import Interval, Snapshot, Stateful, keep_that_fits
+from guard.checkpoints import Interval, Snapshot, Stateful, Surroundings, keep_that_fits
 from guard.clock import Clock
 from guard.errors import TrainingStopped, UsageError
 from guard.feed import Feed
@@ -28,10 +28,11 @@ from guard.live import LiveRun
 from guard.policy import PolicySet, engine
 from guard.policy.schema import ActionSpec, Policy
 from guard.reporter import Reporter
-from guard.signals import GradientReader, LossMeter, nonfinite_names
+from guard.signals import GradientReader, LossMeter, careful_norm, nonfinite_names
 from guard.types import Detection, Incident, Mode, Result, Signals
 
 _HISTORY = 1000    # ticks kept in memory
+_BORDERS = 16      # passes back over whose beginning a rollback is still exact
 _SHOWN = 20        # ticks of signals kept with an incident
 
 
@@ -81,6 +82,9 @@ class Guard:
         self._history_starts = True   # weights are new to the guard: `start` is to be taken
         self._window_open = self._ticked = False
         self._unclean = False
+        self._broken: set[int] = set()         # actions that failed
+        self._borders: dict[int, Surroundings] = {}    # pass -> what the loop's code between the passes had left
+        self._pass_begins = False
         self._discarded: set[_Slot] = set()    # optimizers that have stepped in an iteration that was rolled back
         self._listening = True
         self._closed = False
@@ -223,7 +227,10 @@ class Guard:
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
-            return self._update(slot, closure, result)
+            accepted = not self._acting or careful_norm(slot.reader.gradients()) < math.inf
+            if not accepted:
+                self.live.leave_out()    # the gate holds to the last
+            return self._update(slot, closure, result) if accepted else result
         if accepted:
             result = self._update(slot, closure, result)
             slot.bank.learn(s)
@@ -251,7 +258,7 @@ class Guard:
         s.grad_norm = slot.reader.read(pending)
         s.params = slot.reader.count
         s.overflow = False
-        lr = slot.optimizer.param_groups[0]["lr"]
+        lr = slot.optimizer.param_groups[0].get("lr", math.nan)
         s.lr = lr if type(lr) is float else float(lr)
         s.lr_effective = live.effective_lr(s.lr) if live.scales_lr else s.lr
         s.metrics, self._metrics = self._metrics, None
@@ -321,7 +328,7 @@ class Guard:
                 case engine.Fired():
                     self.report.fired(event)
                 case engine.Attempted(would=True):
-                    self.report.attempted(event, moment.step, [Result(a.type, f"would {a.action.describe()}") for a in event.actions])
+                    self.report.attempted(event, moment.step, [self._would(a) for a in event.actions])
                 case engine.Attempted():
                     only_clipped = only_clipped and all(a.type == "clip" for a in event.actions)
                     self.report.attempted(event, moment.step, self._act(event))
@@ -338,10 +345,22 @@ class Guard:
             try:
                 results.append(spec.action.apply(self.live, event.detection))
             except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
-                self.report.failure(f"action {spec.type}", error)
+                self._action_failed(spec, error)
         if any(r.type in ("rollback", "scale_lr", "precision") for r in results):
             self.refill_detectors()
         return results
+
+    def _would(self, spec: ActionSpec) -> Result:
+        try:
+            return Result(spec.type, f"would {spec.action.describe()}")
+        except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+            self._action_failed(spec, error)
+            return Result(spec.type, f"would do {spec.type}")
+
+    def _action_failed(self, spec: ActionSpec, error: Exception) -> None:
+        """Reported once; from now on it is not available."""
+        self._broken.add(id(spec.action))
+        self.report.failure(f"action {spec.type}", error)
 
     def _update(self, slot: _Slot, closure: Callable[[], Any] | None, loss: Any) -> Any:
         """The real step, under the learning rate multiplier if there is one."""
@@ -408,12 +427,24 @@ class Guard:
             return
         try:
             live.boundary()
+            if live.feed is not None and live.feed.passes is not None and live.feed.at_pass_start:
+                self._cross_border(live.feed.pass_number)
             if self._acting and (self._history_starts or self._interval.due(live.step)):
                 self._take_snapshot()
         except TrainingStopped:
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
+
+    def _cross_border(self, number: int) -> None:
+        """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run again, so
+        what it left the first time is put back."""
+        if self._pass_begins:
+            self._borders[number] = self.live.state.surroundings()
+            self._borders.pop(number - _BORDERS, None)
+        elif number in self._borders:
+            self.live.state.put_surroundings(self._borders[number])
+        self._pass_begins = False
 
     def _take_snapshot(self) -> None:
         """One that is not finite is a fault of its own, and is undone at once."""
@@ -530,10 +561,12 @@ class Guard:
     # ---- the engine's questions (policy.engine.World)
 
     def unavailable(self, spec: ActionSpec, detection: Detection) -> str | None:
+        if id(spec.action) in self._broken:
+            return "it failed before"
         try:
             return spec.action.unavailable(self.live, detection)
         except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
-            self.report.failure(f"action {spec.type}", error)
+            self._action_failed(spec, error)
             return f"it failed: {error}"
 
     def state_finite(self) -> bool:
@@ -652,6 +685,7 @@ class Guard:
             if not feed.iterable:
                 raise UsageError("g.batches needs `steps` with a callable source: it has no end of its own")
             feed.passes = feed.pass_number + 1
+            self._pass_begins = True
         else:
             feed.passes = None
         self._window_open = False

@@ -92,6 +92,9 @@ class LiveRun:
         self._buffers.put_back()
         self._clear_gradients()
 
+    def can_scale_lr(self) -> str | None:
+        return None if all("lr" in g for o in self.optimizers for g in o.param_groups) else "the optimizer has no learning rate"
+
     def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
         self._multiplier, self._min_lr = multiplier, min_lr
         self._recover = (self.tick, recover) if recover else None
@@ -182,7 +185,7 @@ class LiveRun:
 
     def with_scaled_lr(self, optimizer: torch.optim.Optimizer, update: Any) -> Any:
         """Runs the real step under the multiplier; every rate is put back exactly, also after an exception."""
-        groups = optimizer.param_groups
+        groups = [g for g in optimizer.param_groups if "lr" in g]
         saved = [g["lr"].clone() if isinstance(g["lr"], torch.Tensor) else g["lr"] for g in groups]
         for group in groups:
             lr = group["lr"]
@@ -248,7 +251,7 @@ class LiveRun:
 
     def _clear_gradients(self) -> None:
         """Zeroed in place: a loop that never clears them would carry the poison on, and 0 * NaN is NaN."""
-        for p in self.state.parameters:
+        for p in self.state.parameters():
             if p.grad is not None:
                 p.grad = None if p.grad.is_sparse else p.grad.detach().zero_()
 

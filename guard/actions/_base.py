@@ -36,6 +36,9 @@ class Run(Protocol):
     def skip_step(self) -> None:
         """Leaves this step out: no update, buffers changed by the forward pass put back."""
 
+    def can_scale_lr(self) -> str | None:
+        """None, or why there is no rate to scale."""
+
     def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
         """Sets the standing multiplier of all learning rates; with `recover` it returns to 1 over that many steps."""
 

@@ -37,6 +37,9 @@ class ScaleLR(Action):
         min_lr: Annotated[float, Field(ge=0)] = 0.0
         recover: Annotated[Steps, Field(ge=1)] | None = None
 
+    def unavailable(self, run: Run, detection: Detection) -> str | None:  # noqa: ARG002
+        return run.can_scale_lr()
+
     def apply(self, run: Run, detection: Detection) -> Result:
         before = run.lr_multiplier
         factor = _read_off(detection, run.tick) if self.params.factor == "auto" else self.params.factor

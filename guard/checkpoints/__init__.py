@@ -3,6 +3,6 @@
 from guard.checkpoints.interval import Interval, keep_that_fits
 from guard.checkpoints.ring import Ring
 from guard.checkpoints.rng import RngState
-from guard.checkpoints.state import Snapshot, Stateful, TrainingState
+from guard.checkpoints.state import Snapshot, Stateful, Surroundings, TrainingState
 
-__all__ = ["Interval", "Ring", "RngState", "Snapshot", "Stateful", "TrainingState", "keep_that_fits"]
+__all__ = ["Interval", "Ring", "RngState", "Snapshot", "Stateful", "Surroundings", "TrainingState", "keep_that_fits"]

@@ -25,6 +25,21 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The small rest of a run's state.
+
+    Args:
+        groups: per optimizer, the parameter groups without their parameters.
+        others: deep copies of the scheduler's, scaler's and extra objects' state dicts.
+        rng: all random states.
+    """
+
+    groups: list[list[dict[str, Any]]]
+    others: dict[str, dict[str, Any]]
+    rng: RngState
+
+
 BufferKey = tuple[int, str]    # identity of the module, name of the buffer
 
 
@@ -35,10 +50,9 @@ class Snapshot:
     Args:
         tick, step: when it was taken (both count what was done before it).
         tensors: copies of parameters, then buffers, then optimizer state.
-        buffers: which buffers those are.
+        parameters, buffers: which ones those are; what is added to the model later is left alone by a restore.
         layout: per optimizer, state key -> name -> index into `tensors`, or the value itself if it is no tensor.
-        groups: per optimizer, the parameter groups without their parameters.
-        others: deep copies of the scheduler's, scaler's and extra objects' state dicts.
+        surroundings: what is no tensor of model and optimizer.
         context: what the guard adds: data position, detector baselines.
         finite: verified; None: not yet looked at.
         clean: clean ticks since it was taken (probation).
@@ -47,11 +61,10 @@ class Snapshot:
     tick: int
     step: int
     tensors: list[Tensor]
+    parameters: list[nn.Parameter]
     buffers: list[BufferKey]
     layout: list[dict[Any, dict[Any, Any]]]
-    groups: list[list[dict[str, Any]]]
-    others: dict[str, dict[str, Any]]
-    rng: RngState
+    surroundings: Surroundings
     context: dict[str, Any] = field(default_factory=dict)
     finite: bool | None = None
     clean: int = 0
@@ -79,18 +92,20 @@ class TrainingState:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful]) -> None:
         self.model, self.optimizers = model, list(optimizers)
-        modules = [model, *(o for o in others.values() if isinstance(o, nn.Module))]
+        self._tops = [model, *(o for o in others.values() if isinstance(o, nn.Module))]
         self.others = {k: o for k, o in others.items() if not isinstance(o, nn.Module)}
-        grouped = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
-        self.parameters = _unique([*(p for m in modules for p in m.parameters()), *grouped])
-        self._modules = [m for top in modules for m in top.modules()]
         self._watched: dict[BufferKey, bool] = {}
         self._spare: list[list[Tensor]] = []
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Live parameters; looked up anew, because layers may be added."""
+        grouped = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
+        return _unique([*(p for m in self._tops for p in m.parameters()), *grouped])
 
     def buffers(self) -> dict[BufferKey, Tensor]:
         """Live buffers; looked up anew, because modules may replace them or make them late."""
         found: dict[int, tuple[BufferKey, Tensor]] = {}
-        for module in self._modules:
+        for module in (m for top in self._tops for m in top.modules()):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     found.setdefault(id(buffer), ((id(module), name), buffer))
@@ -100,11 +115,11 @@ class TrainingState:
         """No parameter and no buffer holds NaN or Inf; a buffer that was born with them (a mask of -inf) is left alone."""
         buffers = self.buffers()
         self._watch(buffers)
-        return all_finite([*(p.data for p in self.parameters), *(b for k, b in buffers.items() if self._watched[k])])
+        return all_finite([*(p.data for p in self.parameters()), *(b for k, b in buffers.items() if self._watched[k])])
 
     def verify(self, snapshot: Snapshot) -> bool:
         """The same for a snapshot, optimizer state included."""
-        first = len(self.parameters)
+        first = len(snapshot.parameters)
         born_so = {first + i for i, key in enumerate(snapshot.buffers) if not self._watched[key]}
         return all_finite(t for i, t in enumerate(snapshot.tensors) if i not in born_so)
 
@@ -118,7 +133,8 @@ class TrainingState:
         """Copies everything; draws no random numbers and changes nothing."""
         buffers = self.buffers()
         self._watch(buffers)
-        live: list[Tensor] = [*(p.data for p in self.parameters), *buffers.values()]
+        parameters = self.parameters()
+        live: list[Tensor] = [*(p.data for p in parameters), *buffers.values()]
         layout: list[dict[Any, dict[Any, Any]]] = []
         for optimizer in self.optimizers:
             entries: dict[Any, dict[Any, Any]] = {}
@@ -131,14 +147,27 @@ class TrainingState:
                     else:
                         entry[name] = copy.deepcopy(value)
             layout.append(entries)
+        return Snapshot(tick, step, self._copy(live), parameters, list(buffers), layout, self.surroundings())
+
+    def surroundings(self) -> Surroundings:
+        """What code outside the iterations changes: rates and other settings, schedulers, random states."""
         groups = [[_without_params(g) for g in o.param_groups] for o in self.optimizers]
         others = {k: copy.deepcopy(o.state_dict()) for k, o in self.others.items()}
-        return Snapshot(tick, step, self._copy(live), list(buffers), layout, groups, others, RngState.capture())
+        return Surroundings(groups, others, RngState.capture())
+
+    def put_surroundings(self, saved: Surroundings) -> None:
+        """Puts them back."""
+        for optimizer, groups in zip(self.optimizers, saved.groups, strict=True):
+            for group, saved_group in zip(optimizer.param_groups, groups, strict=False):
+                _restore_group(group, saved_group)
+        for name, state in saved.others.items():
+            self.others[name].load_state_dict(copy.deepcopy(state))
+        saved.rng.restore()
 
     @torch.no_grad()
-    def restore(self, snapshot: Snapshot, *, rng: bool = True) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Puts a snapshot back, in place. Optimizer state that did not exist then is removed again."""
-        live: list[Tensor] = [p.data for p in self.parameters]
+        live: list[Tensor] = [p.data for p in snapshot.parameters]
         source = snapshot.tensors[: len(live)]
         now_there = self.buffers()
         for buffer, tensor in zip(snapshot.buffers, snapshot.tensors[len(live):], strict=False):
@@ -164,13 +193,7 @@ class TrainingState:
                         values[name] = tensor.to(_device_of(key, tensor), copy=True)
         if live:
             torch._foreach_copy_(live, source)
-        for optimizer, groups in zip(self.optimizers, snapshot.groups, strict=True):
-            for group, saved_group in zip(optimizer.param_groups, groups, strict=False):
-                _restore_group(group, saved_group)
-        for name, saved_state in snapshot.others.items():
-            self.others[name].load_state_dict(copy.deepcopy(saved_state))
-        if rng:
-            snapshot.rng.restore()
+        self.put_surroundings(snapshot.surroundings)
 
     def recycle(self, snapshot: Snapshot) -> None:
         """Gives a dropped snapshot's memory to the next capture."""

@@ -28,16 +28,15 @@ class Plan:
     @property
     def faults(self) -> list[tuple[str, str]]:
         """Title and cause of each fault, in the order in which they usually strike."""
-        return [
-            ("a corrupt batch", f"one shard's loss weights are {_WEIGHT:.0f} times too large, each time it is read "
-                                f"(step {self.bad_batch}, {self.bad_batch + self.pass_length})"),
-            ("an FP16 overflow", "attention computes exp(score); past score 11.09 that exceeds 65504, FP16's largest number"),
-            ("a wrong learning rate", f"the schedule warms up a second time at step {self.rate_rises_at}, to {_RATE:.0f} times the rate, for good"),
-        ]
+        shard = f"one shard's loss weights are {_WEIGHT:.0f} times too large, whenever it is read: at step "
+        rate = f"at step {self.rate_rises_at} the schedule warms up a second time, to {_RATE:.0f} times the rate, for good"
+        return [("a corrupt batch", f"{shard}{self.bad_batch} and {self.bad_batch + self.pass_length}"),
+                ("an FP16 overflow", "attention computes exp(score), and scores grow; exp(11.1) is more than FP16 can hold"),
+                ("a wrong learning rate", rate)]
 
     @property
     def dtype(self) -> torch.dtype:
-        """FP16 is the second fault: the attention's written-out softmax overflows in it once its scores have grown past 11."""
+        """FP16 is the second fault: the attention's written-out softmax overflows in it once its scores have grown."""
         return torch.float16 if self.faulty else torch.bfloat16
 
     @property

@@ -11,10 +11,12 @@ _CAP = 40.0    # scores are softly bounded, as in Gemma 2; exp(40) fits BF16 and
 
 
 class Attention(nn.Module):
-    """Causal self-attention whose softmax is written out: ``exp(score) / sum``, without subtracting the maximum first.
+    """Causal self-attention whose softmax is written out: ``exp(score) / sum``, the maximum not subtracted first.
 
-    That is right as long as ``exp(score)`` fits the dtype. FP16 ends at 65504 = exp(11.09), and scores grow as a model learns.
+    Right as long as ``exp(score)`` fits the dtype. FP16 ends at 65504 = exp(11.09), and scores grow as a model learns.
     """
+
+    past: torch.Tensor    # [context, context] float, 1 where a place may look
 
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -29,7 +31,8 @@ class Attention(nn.Module):
         score = q @ k.transpose(-1, -2) / (d // self.heads)
         weight = (_CAP * torch.tanh(score / _CAP)).exp() * self.past[:t, :t].to(score.dtype)
         mixed = weight / weight.sum(-1, keepdim=True) @ v
-        return self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        out: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        return out
 
 
 class Block(nn.Module):
@@ -41,7 +44,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        out: torch.Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 class CharTransformer(nn.Module):

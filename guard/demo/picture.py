@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from guard.types import Incident
 
 _BLUE, _RED, _GREEN, _GREY = "#4c78a8", "#d62728", "#2a9d4a", "#888888"
 _SMOOTH = 7     # steps of the running median
-_TOP = 600.0    # highest loss shown
+_CROWDED = 0.15    # of the steps: a mark this close to the next has its label on the left
+_TOP = 150.0    # highest loss shown
 
 
 def draw(outcomes: dict[str, Outcome], plan: Plan, target: Path) -> Path:
@@ -30,17 +32,18 @@ def draw(outcomes: dict[str, Outcome], plan: Plan, target: Path) -> Path:
     axis.set_ylim(0.75 * best, _TOP)
     axis.set_xlim(0, plan.steps * 1.01)
     _undone(axis, outcomes["guarded"].rows)
-    _curve(axis, outcomes["healthy"], _BLUE, "healthy run", 5.0, 0.45)
-    _curve(axis, outcomes["unguarded"], _RED, "faults, no guard", 1.6, 1.0)
-    _curve(axis, outcomes["guarded"], _GREEN, "faults, guarded", 1.8, 1.0)
+    _curve(axis, outcomes["healthy"], _BLUE, "healthy run", 5.0, alpha=0.45)
+    _curve(axis, outcomes["unguarded"], _RED, "faults, no guard")
+    _curve(axis, outcomes["guarded"], _GREEN, "faults, guarded")
     _death(axis, outcomes["unguarded"], plan.steps)
-    _incidents(axis, outcomes["guarded"].incidents)
+    _incidents(axis, outcomes["guarded"].incidents, plan.steps)
     axis.yaxis.set_major_formatter(ScalarFormatter())
     axis.set_yticks([2, 3, 5, 10, 30, 100], minor=False)
     axis.minorticks_off()
     axis.set_xlabel("training step")
     axis.set_ylabel("training loss (log scale)")
-    axis.set_title("Same model, same seed, same faults: with and without the guard", loc="left", fontsize=13, weight="bold", pad=26)
+    axis.set_title("Same model, same seed, same faults: with and without the guard", loc="left", fontsize=13,
+                   weight="bold", pad=26)
     axis.grid(alpha=0.2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
@@ -53,7 +56,7 @@ def draw(outcomes: dict[str, Outcome], plan: Plan, target: Path) -> Path:
     return target
 
 
-def _curve(axis: Any, outcome: Outcome, color: str, label: str, width: float, alpha: float) -> None:
+def _curve(axis: Any, outcome: Outcome, color: str, label: str, width: float = 1.7, *, alpha: float = 1.0) -> None:
     """What became of each step in the end: after a rollback the later value counts. Smoothed, single spikes kept."""
     last = dict(outcome.rows)
     steps = sorted(last)
@@ -76,11 +79,11 @@ def _undone(axis: Any, rows: list[tuple[int, float]]) -> None:
     """What the guard took back, faintly."""
     branch: list[tuple[int, float]] = []
     first = True
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in pairwise(rows):
         branch.append(before)
         if row[0] <= before[0]:
             undone = [(s, v if math.isfinite(v) else math.nan) for s, v in branch if s >= row[0]]
-            axis.plot(*zip(*undone, strict=True), color=_GREEN, linewidth=1.0, linestyle=":", alpha=0.9,
+            axis.plot(*zip(*undone, strict=True), color=_GREEN, linewidth=1.3, linestyle=":",
                       label="taken back by the guard" if first else None)
             branch, first = [], False
 
@@ -96,14 +99,15 @@ def _death(axis: Any, outcome: Outcome, steps: int) -> None:
                   color=_RED, fontsize=9)
 
 
-def _incidents(axis: Any, incidents: list[Incident]) -> None:
+def _incidents(axis: Any, incidents: list[Incident], steps: int) -> None:
     """Numbered marks on the axis of steps, each with fault and remedy."""
     shown = [i for i in incidents if told(i) and i.attempts]
-    level = _TOP / 2.2
     for number, i in enumerate(shown, 1):
         axis.axvline(i.opened_step, color=_GREY, linewidth=0.8, linestyle="--", zorder=0)
         does = "\n".join(f"→ {remedy(a)}" for a in i.attempts).replace(", ", ",\n    ")
-        axis.annotate(f"{number}  {fault(i.detector)}\n{does}", (i.opened_step, level / 2.4 ** ((number - 1) % 3)), (5, 0),
-                      textcoords="offset points", fontsize=8.5, va="top", color="#222222",
+        crowded = number < len(shown) and 0 < shown[number].opened_step - i.opened_step < _CROWDED * steps
+        height = _TOP / 1.6 / 2.1 ** ((number - 1) % 3)
+        axis.annotate(f"{number}  {fault(i.detector)}\n{does}", (i.opened_step, height), (-5 if crowded else 5, 0),
+                      textcoords="offset points", fontsize=8.5, va="top", ha="right" if crowded else "left",
                       bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.85})
 

@@ -45,11 +45,11 @@ class Screen:
         say = self.console.print
         say()
         say("[bold]One training run, three times: healthy, with three faults, and with the faults and the guard.[/]")
-        say(f"A character transformer reads Python's own manual ({text.characters:,} characters) for {plan.steps} steps "
-            "on the CPU.")
+        say(f"A small transformer learns to write Python's own manual, {text.characters:,} characters, in {plan.steps} "
+            "steps on the CPU.")
         say()
-        for number_, (title, what) in enumerate(plan.faults, 1):
-            say(f"  fault {number_}  [bold]{title}[/]")
+        for i, (title, what) in enumerate(plan.faults, 1):
+            say(f"  fault {i}  [bold]{title}[/]")
             say(f"           {what}", style="bright_black")
         say()
 
@@ -93,13 +93,14 @@ class Screen:
         seen: set[str] = set()
         for incident in told_alone(log):
             if incident.policy in seen:
-                self.console.print(f"  and one more like it: {fault(incident.detector)} at step {incident.opened_step}, "
-                                   f"{incident.status}", style="bright_black")
+                again = f"{fault(incident.detector)} at step {incident.opened_step}, {incident.status}"
+                self.console.print(f"  and one more like it: {again}", style="bright_black")
                 continue
             seen.add(incident.policy)
             body = Line(render.to_terminal(render.root(log, incident), width - 8).rstrip())
             for reply in render.replies(log, incident):
-                body.append("\n" + textwrap.fill(f"↳ {reply.text}", width - 4, subsequent_indent="  "), style="bright_black")
+                said = textwrap.fill(f"↳ {reply.text}", width - 4, subsequent_indent="  ")
+                body.append(f"\n{said}", style="bright_black")
             emoji = render.EMOJI[story.stage(log, incident)]
             self.console.print(Panel(body, title=f"{emoji} {incident.id}", title_align="left", width=width,
                                      border_style=_STYLES.get(incident.status, "red")))
@@ -117,14 +118,15 @@ class Screen:
         best = outcomes["healthy"].validation
         for name, outcome in outcomes.items():
             bad = not outcome.validation <= 1.3 * best
-            table.add_row(TITLES[name], number(round(outcome.validation, 3)), _against(outcome.validation, best),
+            table.add_row(TITLES[name], number(round(outcome.validation, 3)), "" if name == "healthy" else _against(outcome.validation, best),
                           _story(name, outcome), style="red" if bad else "green" if name == "guarded" else "")
         self.console.print(table)
         self.console.print(f"\n  picture    {picture}\n  every step {run_dir}   (guard show {run_dir})", soft_wrap=True)
         if missing:
             self.problem(missing)
         else:
-            self.console.print("\n[bold green]✓ Same faults, same seed: the guarded run ends where the healthy one does.[/]")
+            self.console.print("\n✓ Same faults, same seed: the guarded run ends where the healthy one does.",
+                               style="bold green")
 
 
 class Teller:

@@ -51,7 +51,7 @@ def _perform(screen: Screen, out: Path, run_dir: Path, seed: int, steps: int) ->
         outcomes: dict[str, Outcome] = {
             "healthy": train(text, healthy, seed, watch("healthy")),
             "unguarded": train(text, faulty, seed, watch("unguarded")),
-            "guarded": train(text, faulty, seed, watch("guarded"), run_dir, slack),
+            "guarded": train(text, faulty, seed, watch("guarded"), run_dir=run_dir, receivers=slack),
         }
     picture = draw(outcomes, faulty, out / "demo.png")
     screen.messages(IncidentLog(read_journal(run_dir)), told=bool(slack))

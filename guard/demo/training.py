@@ -23,7 +23,7 @@ _RATE = 0.008
 Watch = Callable[[int, int, float, Any], None]
 
 
-def train(text: Text, plan: Plan, seed: int, watch: Watch, run_dir: Path | None = None,
+def train(text: Text, plan: Plan, seed: int, watch: Watch, *, run_dir: Path | None = None,
           receivers: Iterable[ReceiverSpec] = ()) -> Outcome:
     """Trains once, and measures the final validation loss in the precision of the run.
 
@@ -53,7 +53,7 @@ def train(text: Text, plan: Plan, seed: int, watch: Watch, run_dir: Path | None 
         if g:
             g.backward(loss)
         else:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         rows.append((step, loss.item()))

@@ -66,10 +66,11 @@ def take(run_dir: Path) -> list[Request | str]:
     taken: list[Request | str] = []
     for file in files:
         try:
-            text = Path(file.path).read_bytes()[:_MAX_BYTES]
+            with Path(file.path).open("rb") as opened:
+                text = opened.read(_MAX_BYTES)
             Path(file.path).unlink()
             taken.append(_parse(json.loads(text)))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             taken.append(f"request {file.name[:80]!r} is not understood: {error}"[:300])
     return taken
 

@@ -62,7 +62,7 @@ class Follower:
             try:
                 entry = json.loads(line)
                 check_shape(entry)
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 self.damaged += 1
                 continue
             yield entry

@@ -147,26 +147,36 @@ class RunDir:
     # ---- the writer's thread
 
     def _write_loop(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=_BEAT)
-            except queue.Empty:
-                self._tend()
-                continue
-            if job is None:
-                break
-            try:
-                self._do(job)
-            finally:
-                job.done.set()
-                self._stalled = False
-            if self.clock.monotonic() - self._alive_at > _BEAT:
-                self._tend()
-        self._tend(last=True)
+        while self._write_once():
+            pass
+        self._protected(lambda: self._tend(last=True))
         self._lease.release()
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
+
+    def _write_once(self) -> bool:
+        """Waits for one job, at most until the next heartbeat; False when there will be none any more."""
+        try:
+            job = self._jobs.get(timeout=_BEAT)
+        except queue.Empty:
+            self._protected(self._tend)
+            return True
+        if job is None:
+            return False
+        self._protected(lambda: self._do(job))
+        job.done.set()
+        self._stalled = False
+        if self.clock.monotonic() - self._alive_at > _BEAT:
+            self._protected(self._tend)
+        return True
+
+    def _protected(self, do: Callable[[], None]) -> None:
+        """The thread must survive anything."""
+        try:
+            do()
+        except Exception as error:  # noqa: BLE001 - it is the last thing that could say so
+            self.complain("writer", f"writing to {self.path} failed ({type(error).__name__}: {error}); training goes on")
 
     def _do(self, job: _Job) -> None:
         self._pending.append(job)
@@ -204,8 +214,7 @@ class RunDir:
             with path.open("rb+") as file:
                 data = file.read()
                 file.truncate(data.rfind(b"\n") + 1)
-            lines = data[: data.rfind(b"\n") + 1].splitlines()
-            seq = json.loads(lines[-1])["seq"] + 1 if lines else 0
+            seq = _last_seq(data[: data.rfind(b"\n") + 1].splitlines()) + 1
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0)
         return seq
 
@@ -249,6 +258,16 @@ class RunDir:
             do()
         except OSError as error:
             self.complain(what, f"cannot write {self.path / what} ({_reason(error)})")
+
+
+def _last_seq(lines: list[bytes]) -> int:
+    """The sequence number of the last line that is an entry; -1 if there is none."""
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["seq"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+    return -1
 
 
 def _thin(path: Path) -> None:
@@ -305,9 +324,12 @@ class Lease:
     def _alive(self, holder: dict[str, Any]) -> bool:
         if all(holder.get(k) == v for k, v in self._me.items()):
             return False    # this very process: a second attach takes over from the first
-        if holder.get("host") == self._me["host"] and holder.get("boot") == self._me["boot"]:
-            return _started(int(holder.get("pid", 0))) == holder.get("started") is not None
-        return float(holder.get("expires", 0)) > self.clock.time()
+        try:
+            if holder.get("host") == self._me["host"] and holder.get("boot") == self._me["boot"]:
+                return _started(int(holder.get("pid", 0))) == holder.get("started") is not None
+            return float(holder.get("expires", 0)) > self.clock.time()
+        except (TypeError, ValueError):
+            return False    # it says nothing
 
 
 def holder_alive(run_dir: Path, clock: Clock) -> bool:

@@ -53,8 +53,8 @@ class GradientReader:
         Returns:
             Inf or NaN only if a gradient holds one: a norm that overflowed or underflowed is recomputed with care.
         """
-        groups = self._groups
-        if len(groups) != len(self._planned) or len(groups[-1]["params"]) != self._planned[-1]:
+        groups = self._optimizer.param_groups    # `load_state_dict` replaces the list
+        if groups is not self._groups or len(groups) != len(self._planned) or len(groups[-1]["params"]) != self._planned[-1]:
             self._plan()
         self.along = None
         norm = self._quick(along) if self._fast else -1.0

@@ -360,13 +360,14 @@ def test_a_snapshot_is_never_aliased() -> None:
     model = make_model(Setup(batch_norm=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     one_step(model, optimizer, 0)
-    state = TrainingState(model, [optimizer], {"ema": DictEma(model)})
+    ema = DictEma(model)
+    state = TrainingState(model, [optimizer], {"ema": ema})
     taken = state.capture(1, 1)
     kept = [t.clone() for t in taken.tensors], copy.deepcopy(taken.others)
     for number in range(2):
         state.restore(taken)
         one_step(model, optimizer, number)
-        state.others["ema"].update_parameters(model)
+        ema.update_parameters(model)
         with torch.no_grad():
             for t in (*model.parameters(), *model.buffers()):
                 t.zero_()
