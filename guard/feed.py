@@ -44,6 +44,7 @@ class Feed:
         accumulate: micro-batches per step, the size of a window.
         skipped: indices of windows that are left out, for good.
         position: micro-batches read so far, over all passes.
+        on_pass: told of each pass that begins within `read`.
         iterable, can_go_back: what the source can do.
         passes: end after that many passes over the source; None: begin another whenever one ends.
 
@@ -56,6 +57,7 @@ class Feed:
     passes: int | None = None
     skipped: set[int] = field(default_factory=set)
     position: int = 0
+    on_pass: Callable[[int], None] = lambda _: None
     _in_pass: int = 0
     _pass: Place = field(default_factory=Place)    # where the present pass began
     _iterator: Iterator[Any] | None = None
@@ -150,6 +152,7 @@ class Feed:
             self.restore(Place(self.position, self.pass_number + 1))
             if self.passes is not None and self.pass_number >= self.passes:
                 raise
+            self.on_pass(self.pass_number)
             return self.read()
         self.position += 1
         self._in_pass += 1

@@ -427,7 +427,7 @@ class Guard:
             return
         try:
             live.boundary()
-            if live.feed is not None and live.feed.passes is not None and live.feed.at_pass_start:
+            if live.feed is not None and live.feed.at_pass_start:
                 self._cross_border(live.feed.pass_number)
             if self._acting and (self._history_starts or self._interval.due(live.step)):
                 self._take_snapshot()
@@ -439,6 +439,9 @@ class Guard:
     def _cross_border(self, number: int) -> None:
         """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run again, so
         what it left the first time is put back."""
+        feed = self.live.feed
+        if feed is None or feed.passes is None or not self._acting:
+            return
         if self._pass_begins:
             self._borders[number] = self.live.state.surroundings()
             self._borders.pop(number - _BORDERS, None)
@@ -677,7 +680,7 @@ class Guard:
         """A feed for `source`; one that goes on where it was if the same source is read again, pass by pass."""
         feed = self.live.feed
         if feed is None or feed.source is not source or feed.accumulate != accumulate:
-            feed = self.live.feed = Feed(source, accumulate)
+            feed = self.live.feed = Feed(source, accumulate, on_pass=self._cross_border)
             self._history_starts = True    # places in another source mean nothing here
             if not feed.can_go_back:
                 self.report.notice("info", "the data source can be read only once, so a rollback goes on with fresh data")

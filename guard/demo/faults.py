@@ -29,9 +29,9 @@ class Plan:
     def faults(self) -> list[tuple[str, str]]:
         """Title and cause of each fault, in the order in which they usually strike."""
         shard = f"one shard's loss weights are {_WEIGHT:.0f} times too large, whenever it is read: at step "
-        rate = f"at step {self.rate_rises_at} the schedule warms up a second time, to {_RATE:.0f} times the rate, for good"
+        rate = f"at step {self.rate_rises_at} the schedule warms up again, to {_RATE:.0f} times the rate, for good"
         return [("a corrupt batch", f"{shard}{self.bad_batch} and {self.bad_batch + self.pass_length}"),
-                ("an FP16 overflow", "attention computes exp(score), and scores grow; exp(11.1) is more than FP16 can hold"),
+                ("an FP16 overflow", "attention takes exp(score), and scores grow; exp(11.1) is more than FP16 holds"),
                 ("a wrong learning rate", rate)]
 
     @property

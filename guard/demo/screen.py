@@ -21,7 +21,7 @@ from guard.demo.outcome import Outcome, remedy, told
 from guard.demo.training import Watch
 from guard.incidents import IncidentLog
 from guard.notify import render, story
-from guard.notify.words import count, cut, fault, number
+from guard.notify.words import count, cut, fault
 from guard.types import Incident
 
 TITLES = {"healthy": "healthy: no faults", "unguarded": "faults, no guard", "guarded": "faults, guarded"}
@@ -118,7 +118,8 @@ class Screen:
         best = outcomes["healthy"].validation
         for name, outcome in outcomes.items():
             bad = not outcome.validation <= 1.3 * best
-            table.add_row(TITLES[name], number(round(outcome.validation, 3)), "" if name == "healthy" else _against(outcome.validation, best),
+            table.add_row(TITLES[name], f"{outcome.validation:.3f}".replace("nan", "NaN"),
+                          "" if name == "healthy" else _against(outcome.validation, best),
                           _story(name, outcome), style="red" if bad else "green" if name == "guarded" else "")
         self.console.print(table)
         self.console.print(f"\n  picture    {picture}\n  every step {run_dir}   (guard show {run_dir})", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,22 +46,22 @@ def train(text: Text, plan: Plan, seed: int, watch: Watch, *, run_dir: Path | No
         return (g.autocast if g else torch.autocast)("cpu", dtype=plan.dtype)
 
     rows: list[tuple[int, float]] = []
-    for batch in g.batches(read, plan.steps) if g else map(read, range(plan.steps)):
-        step = g.step if g else len(rows)
-        optimizer.zero_grad()
-        with autocast():
-            loss = loss_of(model, batch)
-        if g:
-            g.backward(loss)
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        rows.append((step, loss.item()))
-        watch(len(rows), step, rows[-1][1], g)
+    with contextlib.suppress(guard.TrainingStopped):    # a policy's last resort; how the run stands then is its result
+        for batch in g.batches(read, plan.steps) if g else map(read, range(plan.steps)):
+            step = g.step if g else len(rows)
+            optimizer.zero_grad()
+            with autocast():
+                loss = loss_of(model, batch)
+            if g:
+                g.backward(loss)
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            rows.append((step, loss.item()))
+            watch(len(rows), step, rows[-1][1], g)
     final = validate(model, text, autocast)
     if g:
-        g.log(val_loss=final)
         g.close()
     return Outcome(rows, final, g.incidents if g else [])
 

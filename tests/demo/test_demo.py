@@ -31,7 +31,8 @@ def ended(validation: float) -> Outcome:
 
 
 def repaired() -> Incident:
-    incident = Incident("i0001", "p", "loss_spike", "warning", "resolved", 7, 7, evidence={"outcome": {"steps_lost": 1}})
+    incident = Incident("i0001", "p", "loss_spike", "warning", "resolved", 7, 7,
+                        evidence={"outcome": {"steps_lost": 1}})
     incident.attempts = [Attempt(0, 7, 7, [Result("skip_step", "left this step out")])]
     return incident
 
@@ -114,7 +115,8 @@ def test_an_unwritable_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Choose another directory with --out" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                             capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

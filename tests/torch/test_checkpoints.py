@@ -363,7 +363,7 @@ def test_a_snapshot_is_never_aliased() -> None:
     ema = DictEma(model)
     state = TrainingState(model, [optimizer], {"ema": ema})
     taken = state.capture(1, 1)
-    kept = [t.clone() for t in taken.tensors], copy.deepcopy(taken.others)
+    kept = [t.clone() for t in taken.tensors], copy.deepcopy(taken.surroundings.others)
     for number in range(2):
         state.restore(taken)
         one_step(model, optimizer, number)
@@ -372,7 +372,7 @@ def test_a_snapshot_is_never_aliased() -> None:
             for t in (*model.parameters(), *model.buffers()):
                 t.zero_()
     assert all(torch.equal(a, b) for a, b in zip(taken.tensors, kept[0], strict=True))
-    assert differences(flatten(taken.others), flatten(kept[1])) == []
+    assert differences(flatten(taken.surroundings.others), flatten(kept[1])) == []
 
 
 def test_state_that_did_not_exist_is_removed_again() -> None:
