@@ -61,4 +61,6 @@ class TrainingStopped(GuardError):  # noqa: N818 - it is an outcome, not an erro
 
     def __init__(self, incident: Incident) -> None:
         self.incident = incident
-        super().__init__(f"training stopped by policy {incident.policy!r}: {incident.cause or incident.detector}")
+        what = incident.cause or incident.evidence.get("detection", {}).get("message") or incident.detector
+        by = "a person" if incident.policy == "person" else f"policy {incident.policy!r}"
+        super().__init__(f"training stopped by {by}: {what} (incident {incident.id})")

@@ -82,7 +82,7 @@ class Guard:
         self._history_starts = True   # weights are new to the guard: `start` is to be taken
         self._window_open = self._ticked = False
         self._unclean = False
-        self._broken: set[int] = set()         # actions that failed
+        self._broken: list[object] = []        # actions that failed
         self._borders: dict[int, Surroundings] = {}    # pass -> what the loop's code between the passes had left
         self._pass_begins = False
         self._discarded: set[_Slot] = set()    # optimizers that have stepped in an iteration that was rolled back
@@ -359,7 +359,7 @@ class Guard:
 
     def _action_failed(self, spec: ActionSpec, error: Exception) -> None:
         """Reported once; from now on it is not available."""
-        self._broken.add(id(spec.action))
+        self._broken.append(spec.action)
         self.report.failure(f"action {spec.type}", error)
 
     def _update(self, slot: _Slot, closure: Callable[[], Any] | None, loss: Any) -> Any:
@@ -564,7 +564,7 @@ class Guard:
     # ---- the engine's questions (policy.engine.World)
 
     def unavailable(self, spec: ActionSpec, detection: Detection) -> str | None:
-        if id(spec.action) in self._broken:
+        if any(spec.action is action for action in self._broken):
             return "it failed before"
         try:
             return spec.action.unavailable(self.live, detection)

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from guard.checkpoints import Ring, Snapshot, Stateful, TrainingState
+from guard.checkpoints import ChangedBuffers, Ring, Snapshot, Stateful, TrainingState
 from guard.errors import UnavailableError
 from guard.feed import Feed, Place
 from guard.policy.schema import Checkpoints
@@ -52,7 +51,7 @@ class LiveRun:
         self._clip: tuple[float, str | None, int] | None = None    # max_norm, pattern, tick at which it ends
         self.grad_scale = 1.0
         self._names = {id(p): n for n, p in model.named_parameters()}
-        self._buffers = _ChangedBuffers(model)
+        self._buffers = ChangedBuffers(model)
         self._usual_grad_norm = usual_grad_norm
 
     # ---- what actions ask for
@@ -266,50 +265,6 @@ class LiveRun:
         if self.feed is not None and self.feed.skipped:
             kept.append(f"{len(self.feed.skipped)} windows of data left out")
         return kept
-
-
-class _ChangedBuffers:
-    """Buffers that forward passes change (BatchNorm statistics), as they were at the iteration boundary.
-
-    Torch counts in-place changes (`_version`), so buffers that never change are copied once and then only counted.
-    Batch normalisation changes its statistics without counting: those are copied whenever their module trains.
-    Buffers require no gradient, so none of this needs `torch.no_grad`, which costs more than the rest of it.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        named = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-        self._where = [(m._buffers, name) for m, name in named]
-        self._silent = [m if isinstance(m, _NormBase) else None for m, _ in named]
-        self._seen: list[torch.Tensor | None] = [None] * len(self._where)
-        self._versions = [-1] * len(self._where)
-        self._copies: list[torch.Tensor | None] = [None] * len(self._where)
-
-    def remember(self) -> None:
-        """Copies what has changed since the last call."""
-        changed = [(i, b) for i, (owner, name) in enumerate(self._where)
-                   if (b := owner[name]) is not None and (b is not self._seen[i] or b._version != self._versions[i]
-                                                          or (norm := self._silent[i]) is not None and norm.training)]
-        if not changed:
-            return
-        live, copies = [], []
-        for i, buffer in changed:
-            copy = self._copies[i]
-            if copy is None or copy.shape != buffer.shape or copy.dtype != buffer.dtype:
-                self._copies[i] = buffer.detach().clone()
-            else:
-                live.append(buffer)
-                copies.append(copy)
-            self._seen[i], self._versions[i] = buffer, buffer._version
-        if live:
-            torch._foreach_copy_(copies, live)
-
-    def put_back(self) -> None:
-        """Undoes what the forward passes of this iteration did to them."""
-        for i, (owner, name) in enumerate(self._where):
-            buffer, copy = owner[name], self._copies[i]
-            if buffer is not None and copy is not None and (
-                    self._silent[i] is not None or buffer is not self._seen[i] or buffer._version != self._versions[i]):
-                buffer.copy_(copy)
 
 
 def _shorten(parameters: list[Any], max_norm: float) -> float:

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 from guard.units import Steps
 
@@ -30,7 +30,7 @@ from guard.units import Steps
 class Clip(Action):
     repeatable = True
 
-    class Params(Params):
+    class Params(BaseParams):
         max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
         params: str | None = None
         lasts: Annotated[Steps, Field(ge=1)] | None = None

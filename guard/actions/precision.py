@@ -18,14 +18,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 from guard.units import Steps
 
 
 @action("precision")
 class Precision(Action):
-    class Params(Params):
+    class Params(BaseParams):
         dtype: Literal["bf16", "fp32"]
         lasts: Annotated[Steps, Field(ge=1)] | None = None
 

@@ -17,7 +17,7 @@ Source: large-model practice (go back, skip the batches of the spike), made exac
 from __future__ import annotations
 
 from guard.actions._base import Action, DataMode, Run, SnapshotName, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
 _TO = {"last_good": "the last good checkpoint", "previous": "the checkpoint before that", "start": "the start",
@@ -28,7 +28,7 @@ _DATA = {"replay": "replay the same batches", "skip_offending": "leave out the f
 
 @action("rollback")
 class Rollback(Action):
-    class Params(Params):
+    class Params(BaseParams):
         to: SnapshotName = "last_good"
         data: DataMode = "replay"
 

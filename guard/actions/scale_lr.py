@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 from guard.units import Steps
 
@@ -32,7 +32,7 @@ _LEAST = 0.01
 
 @action("scale_lr")
 class ScaleLR(Action):
-    class Params(Params):
+    class Params(BaseParams):
         factor: Annotated[float, Field(gt=0)] | Literal["auto"]
         min_lr: Annotated[float, Field(ge=0)] = 0.0
         recover: Annotated[Steps, Field(ge=1)] | None = None

@@ -15,13 +15,13 @@ from __future__ import annotations
 from typing import Literal
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
 
 @action("stop")
 class Stop(Action):
-    class Params(Params):
+    class Params(BaseParams):
         restore: Literal["best", "last_good", "none"] = "last_good"
 
     def apply(self, run: Run, detection: Detection) -> Result:

@@ -106,7 +106,7 @@ def _incidents(axis: Any, incidents: list[Incident], steps: int) -> None:
         axis.axvline(i.opened_step, color=_GREY, linewidth=0.8, linestyle="--", zorder=0)
         does = "\n".join(f"→ {remedy(a)}" for a in i.attempts).replace(", ", ",\n    ")
         crowded = number < len(shown) and 0 < shown[number].opened_step - i.opened_step < _CROWDED * steps
-        height = _TOP / 1.6 / 2.1 ** ((number - 1) % 3)
+        height = _TOP / 1.6 / 2.1 ** ((number - 1) % 2)
         axis.annotate(f"{number}  {fault(i.detector)}\n{does}", (i.opened_step, height), (-5 if crowded else 5, 0),
                       textcoords="offset points", fontsize=8.5, va="top", ha="right" if crowded else "left",
                       bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.85})

@@ -38,7 +38,7 @@ class Screen:
             self.console.width = _WIDTH
 
     def problem(self, text: str) -> None:
-        Console(stderr=True, highlight=False).print(f"guard demo: {text}", markup=False)
+        Console(stderr=True, highlight=False).print(f"guard demo: {text}", markup=False, soft_wrap=True)
 
     def introduce(self, text: Text, plan: Plan) -> None:
         """What is about to happen."""

@@ -77,7 +77,7 @@ def _draw(rows: list[dict[str, float]], incident: Incident, target: Path) -> Non
     for axis in (top, bottom):
         axis.axvline(incident.opened_tick, color="#d62728", linewidth=1.2)
         for attempt in incident.attempts:
-            axis.axvline(attempt.tick, color="#ff7f0e", linewidth=0.8, linestyle=":")
+            axis.axvline(attempt.tick, color="#ff7f0e", linewidth=1.6, linestyle=":")
         if incident.closed_tick is not None and incident.status == "resolved":
             axis.axvline(incident.closed_tick, color="#2ca02c", linewidth=1.2)
         axis.grid(alpha=0.25)
@@ -86,7 +86,7 @@ def _draw(rows: list[dict[str, float]], incident: Incident, target: Path) -> Non
     bottom.plot([], [], color="#ff7f0e", linestyle=":", label="attempt")
     if incident.status == "resolved":
         bottom.plot([], [], color="#2ca02c", label="resolved")
-    bottom.legend(fontsize=7, loc="upper left", ncols=3, frameon=False)
+    figure.legend(*bottom.get_legend_handles_labels(), fontsize=7, loc="outside lower right", ncols=3, frameon=False)
     figure.savefig(target, dpi=110)
     plt.close(figure)
 

@@ -301,12 +301,34 @@ class Lease:
         if holder and self._alive(holder):
             raise RunDirError(f"{self.path.parent} belongs to a running guard (pid {holder.get('pid')} on {holder.get('host')}); "
                               "give this run its own run_dir, or end that one first")
-        self.renew()
+        if holder is None:
+            self._first()
+        else:
+            self.renew()
+
+    def _first(self) -> None:
+        """Takes a lease that nobody has; of two that start in the same moment one is refused."""
+        temporary = self._written()
+        try:
+            os.link(temporary, self.path)
+        except FileExistsError:
+            other = self._read()
+            if other is not None and self._alive(other):
+                raise RunDirError(f"{self.path.parent} was just taken by another guard (pid {other.get('pid')})") from None
+            temporary.replace(self.path)
+        except OSError:    # a file system without links
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def renew(self) -> None:
+        self._written().replace(self.path)
+
+    def _written(self) -> Path:
+        """The lease as a file beside its place."""
         temporary = self.path.with_name(f".owner.{os.getpid()}.tmp")
         temporary.write_text(json.dumps({**self._me, "expires": self.clock.time() + _LEASE}), encoding="utf-8")
-        temporary.replace(self.path)
+        return temporary
 
     def release(self) -> None:
         holder = self._read()
