@@ -43,7 +43,8 @@ class ChangedBuffers:
 
     def put_back(self) -> None:
         """Undoes what the forward passes of this iteration did."""
-        for part in (*self._silent, *self._counted):
+        parts: list[_Together | _Counted] = [*self._silent, *self._counted]
+        for part in parts:
             part.put_back()
 
 
