@@ -58,7 +58,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.o
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
-    _check(model, optimizers, schedulers, scaler, extra or {}, mode)
+    named = {f"scheduler {i}": s for i, s in enumerate(schedulers)}
+    _check(model, optimizers, {**named, "scaler": scaler, **(extra or {})}, mode)
     policies = load(policy)
     for o in optimizers:
         earlier = _ATTACHED.pop(o, None)
@@ -105,14 +106,13 @@ def _close_at_exit(reference: weakref.ref[Guard]) -> None:
         guard.close(crashed=hasattr(sys, "last_type"))
 
 
-def _check(model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any], scaler: Any, extra: Mapping[str, Any],
-           mode: Any) -> None:
+def _check(model: Any, optimizers: Sequence[Any], state: Mapping[str, Any], mode: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
         raise UsageError("optimizer must be a torch.optim.Optimizer or a list of them, not "
                          f"{', '.join(type(o).__name__ for o in optimizers) or 'an empty list'}")
-    for name, thing in {**{f"scheduler {i}": s for i, s in enumerate(schedulers)}, "scaler": scaler, **extra}.items():
+    for name, thing in state.items():
         if thing is not None and not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UsageError(f"{name} ({type(thing).__name__}) has no state_dict/load_state_dict, so it cannot be rolled back")
         try:

@@ -70,7 +70,7 @@ class Rules:
             return hits.get(self._index[trigger])
         parts = [self._evaluate(part, hits) for part in trigger.of]
         seen = [p for p in parts if p is not None]
-        if not seen or isinstance(trigger, All) and len(seen) < len(parts):
+        if not seen or (isinstance(trigger, All) and len(seen) < len(parts)):
             return None
         return min(seen, key=lambda d: d.since)
 

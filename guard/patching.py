@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+
 class StepPatch:
     """Puts `guarded` in front of an optimizer's `step`.
 

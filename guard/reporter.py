@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from guard.errors import TrainingStopped
@@ -139,7 +140,7 @@ class Reporter:
 
         digest = hashlib.sha256(policy_text.encode()).hexdigest()[:16]
         facts: dict[str, Any] = {"run": run, "run_dir": str(self.files.path), "host": socket.gethostname(), "pid": os.getpid(), "rank": 0,
-                 "script": os.path.basename(sys.argv[0] or "python"), "mode": mode, "policy": policy, "policy_digest": digest,
+                 "script": Path(sys.argv[0] or "python").name, "mode": mode, "policy": policy, "policy_digest": digest,
                  "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         self.files.write_text("policy.yaml", policy_text)
         for incident in [i for i in self.log.incidents.values() if not i.ended]:

@@ -43,7 +43,7 @@ class Signals:
                  overflow: bool = False, params: int = 1, metrics: dict[str, float] | None = None,
                  deep: dict[str, Any] | None = None) -> None:
         self.tick, self.step, self.loss, self.grad_norm, self.lr = tick, step, loss, grad_norm, lr
-        self.loss_known = (loss == loss) if loss_known is None else loss_known
+        self.loss_known = not math.isnan(loss) if loss_known is None else loss_known
         self.lr_effective = lr if lr_effective is None else lr_effective
         self.loss_scale, self.overflow, self.params = loss_scale, overflow, params
         self.metrics, self.deep = metrics, deep

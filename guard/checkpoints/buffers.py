@@ -81,7 +81,7 @@ class _Counted:
 
     def remember(self) -> None:
         buffer = self.owner[self.name]
-        if buffer is None or buffer is self.seen and buffer._version == self.version:
+        if buffer is None or (buffer is self.seen and buffer._version == self.version):
             return
         if self.copy is None or self.copy.shape != buffer.shape or self.copy.dtype != buffer.dtype:
             self.copy = buffer.detach().clone()

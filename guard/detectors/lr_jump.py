@@ -66,10 +66,8 @@ class LRJump(Detector):
             self._jump = None
         if self._jump is None and lr > self.params.factor * self._usual > 0.0:
             self._jump = self._seen(s)
-        if lr > self._recent:
-            self._recent = lr
-        if lr > self._ever:
-            self._ever = lr
+        self._recent = max(self._recent, lr)
+        self._ever = max(self._ever, lr)
         self._left -= 1
         if not self._left:
             self._usual, self._recent, self._left = self._recent, 0.0, self.params.window

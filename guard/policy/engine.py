@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from guard.actions import OTHER, STRENGTH
 from guard.policy.schema import ActionSpec, Policy
@@ -380,7 +380,7 @@ def _own(t: _Tick, owner: _Candidate, detection: Detection) -> None:
     assumed = o.reproduced or (o.rung < 0 and owner.rung == p.proven)
     o = replace(o, rung=owner.rung, repeat=repeat, attempted=now.tick, position=now.position, reproduced=assumed,
                 went_back=any(a.type == "rollback" for a in owner.actions))
-    t.policies[owner.index] = replace(p, open=o, attempts=_within(rule, p.attempts, now.tick) + (now.tick,))
+    t.policies[owner.index] = replace(p, open=o, attempts=(*_within(rule, p.attempts, now.tick), now.tick))
     if any(a.type == "stop" for a in owner.actions):
         t.events.append(Closed(o.id, rule, "stopped", o.count))
         t.policies[owner.index] = replace(t.policies[owner.index], open=replace(o, spent=True))

@@ -113,10 +113,10 @@ def values(gradient: Tensor) -> Tensor:
 def careful_norm(tensors: Iterable[Tensor]) -> float:
     """L2 norm in FP64, scaled so that finite numbers neither overflow nor underflow; NaN or Inf if one is."""
     total = 0.0
-    for t in tensors:
-        if not t.numel():
+    for tensor in tensors:
+        if not tensor.numel():
             continue
-        t = torch.view_as_real(t) if t.is_complex() else t
+        t = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         peak = float(t.abs().max())
         if not math.isfinite(peak):
             return peak
