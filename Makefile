@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check bench docs clean
 
 demo: $(READY)  ## the guard at work on a small transformer, with and without faults (about 2 minutes)
 	$(BIN)/guard demo --out demo-out
@@ -22,6 +22,9 @@ check: $(READY)  ## style, types, import order
 
 bench: $(READY)  ## overhead of the guard's own time in a healthy step; prints, asserts nothing
 	$(BIN)/python benchmarks/overhead.py
+
+docs: $(READY)  ## docs/detectors.md, actions.md and policies.md from the code
+	$(BIN)/python docs/generate.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

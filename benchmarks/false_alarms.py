@@ -1,8 +1,8 @@
 """How often the guard cries wolf: generated healthy runs under the default policy.
 
 Each run is drawn from models, losses, optimizers, schedules, batch sizes, precisions and lengths, with rates that
-people would choose. It is trained twice from the same seeds, bare and guarded. A run that does not end better than it
-began is doubtful: it is listed, and not counted as healthy.
+people would choose. It is trained twice from the same seeds, bare and guarded. A run whose loss on the same batches
+does not end at least 5 % below where it began is doubtful: it is listed, and not counted as healthy.
 
     python benchmarks/false_alarms.py [--quick] [--runs 200] [--first 0] [--seed 0] [--workers 2]
 
@@ -14,6 +14,7 @@ runs.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import math
 import multiprocessing
@@ -34,6 +35,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 import guard
 
 QUICK = 40
+_ASKED = 16    # batches on which a run is judged
 ACTIONS = ("clip", "skip_step", "scale_lr", "rollback", "precision", "stop")
 
 
@@ -73,12 +75,16 @@ class Ended:
     """How a run went.
 
     Args:
-        losses: one per tick.
+        finite: every loss was.
+        before, after: loss of the first and of the last weights on the same batches.
         spoke: detector -> ticks in which it spoke.
         incidents: policy, tick, message, actions.
     """
 
-    losses: list[float] = field(default_factory=list)
+    before: float
+    after: float = math.nan
+    ticks: int = 0
+    finite: bool = True
     weights: list[Tensor] = field(default_factory=list)
     spoke: Counter[str] = field(default_factory=Counter)
     incidents: list[tuple[str, int, str, list[str]]] = field(default_factory=list)
@@ -407,7 +413,7 @@ def draw(number: int, seed: int) -> Spec:
     optimizer = r.choice(list(OPTIMIZERS))
     batch = r.choice([b for b in BATCHES if b >= TASKS[task].least])
     rate, _, grows = OPTIMIZERS[optimizer]
-    steps = r.choice((200, 300, 400, 600, 900))
+    steps = r.choice((150, 200, 300, 400, 600))
     schedule, precision = r.choice(SCHEDULES), r.choice(("fp32", "fp32", "fp32", "bf16", "fp16"))
     dropout, decay = r.choice((0.0, 0.1, 0.3)), r.choice((0.0, 0.0, 1e-4, 1e-2))
     factor = math.exp(r.uniform(math.log(0.3), math.log(1.5)))
@@ -461,14 +467,15 @@ def train(spec: Spec, *, guarded: bool) -> Ended:
     schedule = make_schedule(spec, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=100) if spec.precision == "fp16" else None
     dtype = torch.float16 if spec.precision == "fp16" else torch.bfloat16
-    ended = Ended()
+    ended = Ended(before=standing(parts))
     with tempfile.TemporaryDirectory() as folder:
         g = guard.attach(parts.model, optimizer, scheduler=schedule, scaler=scaler, run_dir=f"{folder}/run",
                          receivers=[]) if guarded else None
         batches = map(parts.batches, range(spec.steps)) if g is None else g.batches(parts.batches, steps=spec.steps)
         try:
             for batch in batches:
-                ended.losses.append(update(spec, parts, batch, optimizer, schedule, scaler, dtype))
+                ended.finite &= math.isfinite(update(spec, parts, batch, optimizer, schedule, scaler, dtype))
+                ended.ticks += 1
                 if g is not None:
                     listen(g, ended)
         except guard.TrainingStopped:
@@ -477,8 +484,16 @@ def train(spec: Spec, *, guarded: bool) -> Ended:
             ended.incidents = [(i.policy, i.opened_tick, i.evidence.get("detection", {}).get("message", i.cause),
                                 [r.type for a in i.attempts for r in a.results]) for i in g.incidents]
             g.close()
+    ended.after = standing(parts)
     ended.weights = [v.detach().clone() for v in parts.model.state_dict().values()]
     return ended
+
+
+def standing(parts: Parts) -> float:
+    """Mean loss on some batches, without a trace."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = copy.deepcopy(parts.model)
+        return statistics.fmean(float(parts.loss(model, parts.batches(i))) for i in range(_ASKED))
 
 
 def update(spec: Spec, parts: Parts, batch: Any, optimizer: Any, schedule: Any, scaler: Any,
@@ -529,7 +544,7 @@ class Row:
     ticks: int
     healthy: bool
     same: bool
-    fall: float
+    fall: tuple[float, float]
     stopped: bool
 
     @property
@@ -541,11 +556,10 @@ def judge(spec: Spec) -> Row:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     bare, ours = train(spec, guarded=False), train(spec, guarded=True)
-    share = max(10, spec.steps // 10)
-    start, end = statistics.fmean(bare.losses[:10]), statistics.fmean(bare.losses[-share:])
-    healthy = math.isfinite(sum(bare.losses)) and (end < start or spec.task == "bandit")
+    healthy = bare.finite and (bare.after < bare.before - 0.05 * abs(bare.before) or spec.task == "bandit")
     same = all(torch.equal(a, b) for a, b in zip(bare.weights, ours.weights, strict=True))
-    return Row(spec, ours.incidents, ours.spoke, len(ours.losses), healthy, same, end / start, ours.stopped)
+    return Row(spec, ours.incidents, ours.spoke, ours.ticks, healthy, same, (bare.before, bare.after),
+               ours.stopped)
 
 
 def run_all(numbers: range, seed: int, workers: int) -> list[Row]:
@@ -561,7 +575,7 @@ def show(rows: list[Row]) -> None:
         if row.incidents or row.stopped or not row.same or not row.healthy:
             marks = [*([] if row.healthy else ["doubtful"]), *([] if row.same else ["changed"]),
                      *(["stopped"] if row.stopped else [])]
-            print(f"{row.spec}: loss to {row.fall:.2g} of its start {' '.join(marks)}")
+            print(f"{row.spec}: loss {row.fall[0]:.3g} to {row.fall[1]:.3g} {' '.join(marks)}")
             for policy, tick, message, actions in row.incidents:
                 print(f"    tick {tick}: {policy}: {message} -> {', '.join(actions) or 'told'}")
     sound = [r for r in rows if r.healthy]

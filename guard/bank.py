@@ -50,6 +50,12 @@ class Rules:
             detectors.append(cls(leaf.params))
         return Bank(detectors)
 
+    def needs(self) -> dict[str, int]:
+        """Parts of `Signals.deep` that the detectors read -> the shortest interval [ticks] one of them asks for."""
+        asked = [(need, int(getattr(leaf.params, "every", 1)))
+                 for leaf in self._leaves for need in DETECTORS.get(leaf.type).needs]  # type: ignore[union-attr]
+        return {need: min(every for other, every in asked if other == need) for need, _ in asked}
+
     def indices(self, name: str) -> list[int]:
         """Indices of the detectors called `name`."""
         return [i for i, leaf in enumerate(self._leaves) if leaf.type == name]

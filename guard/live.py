@@ -9,9 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from guard.checkpoints import ChangedBuffers, Ring, Snapshot, Stateful, TrainingState
+from guard import command as commands
+from guard import evidence, optimizer_state
+from guard.accumulation import Accumulation
+from guard.checkpoints import ChangedBuffers, Ring, RngState, Snapshot, Stateful, TrainingState
+from guard.errands import Errands
 from guard.errors import UnavailableError
 from guard.feed import Feed, Place
+from guard.incidents.journal import encode
+from guard.loss_scale import LossScale
 from guard.policy.schema import Checkpoints
 from guard.precision import Precision
 from guard.signals import careful_norm
@@ -29,9 +35,16 @@ class LiveRun:
             so that what the rest of the loop's body still does to the discarded iteration leaves no trace.
         stopping: a `stop` was done; the guard raises once the journal is safe.
         grad_scale: what this tick's gradients are still multiplied with (a fused optimizer under a GradScaler).
+        errands: what goes on in the background; set by the guard.
+        wants_snapshot: one is to be taken at the next boundary.
+        paused_for: a `pause` is to begin, or goes on [s].
+        resumed_by: the person who ended it.
+        keeps_batches: a policy may want an iteration's batches as evidence.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful],
+    errands: Errands
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful], *,
                  scaler: Any, checkpoints: Checkpoints, usual_grad_norm: Callable[[int], float]) -> None:
         self.model, self.optimizers, self.scaler = model, list(optimizers), scaler
         self.state = TrainingState(model, optimizers, others)
@@ -50,6 +63,16 @@ class LiveRun:
         self._recover: tuple[int, int] | None = None
         self._clip: tuple[float, str | None, int] | None = None    # max_norm, pattern, tick at which it ends
         self.grad_scale = 1.0
+        self.accumulation, self.loss_scale = Accumulation(), LossScale(scaler)
+        self.wants_snapshot = self.keeps_batches = False
+        self.paused_for: float | None = None
+        self.resumed_by: str | None = None
+        self._warmup: tuple[int, int, float] | None = None         # first tick, ticks, factor at its beginning
+        self._reset: bool | None = None    # the optimizer was reset in this iteration (True: everything)
+        self._state_made_early = [bool(o.state) for o in optimizers]
+        self._once: set[tuple[str, str]] = set()
+        self._batches: list[Any] = []
+        self._rng: RngState | None = None
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._buffers = ChangedBuffers(model)
         self._usual_grad_norm = usual_grad_norm
@@ -141,11 +164,94 @@ class LiveRun:
         self._restore(snapshot)
         return {"from_step": here, "to_step": snapshot.step}
 
+    def can_reset_optimizer(self) -> str | None:
+        return optimizer_state.why_not(self.optimizers, self._state_made_early)
+
+    def reset_optimizer(self, *, everything: bool) -> int:
+        self._reset = everything
+        return optimizer_state.reset(self.optimizers, everything=everything)
+
+    def warmup_lr(self, steps: int, start: float) -> int:
+        first = self.tick + self.left_out
+        self._warmup = (first, steps, start)
+        return first + steps
+
+    def can_accumulate(self, factor: int, most: int) -> str | None:
+        if any(isinstance(o, torch.optim.LBFGS) for o in self.optimizers):
+            return "LBFGS computes its gradients anew within a step; use a larger batch"
+        if self.grad_scale != 1.0:
+            return "a fused optimizer gets its gradients still scaled, each by another scale; use a larger batch"
+        if self.accumulation.factor * factor > most:
+            return f"an update takes {self.accumulation.factor} windows already; use a larger batch"
+        return None
+
+    def accumulate(self, factor: int) -> tuple[int, int]:
+        before = self.accumulation.factor
+        self.accumulation.set(before * factor, self.tick + 1)
+        return before, before * factor
+
+    def can_change_loss_scale(self) -> str | None:
+        if self.scaler is None:
+            return "the run has no loss scaler"
+        return "the loss scaler is frozen while the precision is overridden" if self.precision.override else None
+
+    def change_loss_scale(self, value: float | None, growth_interval: int | None, floor: float | None) -> dict[str, Any]:
+        return self.loss_scale.change(value, growth_interval, floor)
+
+    def checkpoint(self) -> None:
+        self.wants_snapshot = True
+
+    def pause(self, timeout: float) -> None:
+        self.paused_for, self.resumed_by = timeout, None
+
+    def once(self, what: str) -> bool:
+        key = (self.incident, what)
+        new = key not in self._once
+        self._once.add(key)
+        return new
+
+    def capture_evidence(self, max_bytes: int) -> dict[str, Any]:
+        table = evidence.layer_table(self.model, self.grad_scale)
+        payload, why = evidence.payload(self._batches, self._rng, max_bytes, {"tick": self.tick, "step": self.step})
+        folder = self.errands.run_dir / "evidence" / self.incident
+        self.errands.start(self.incident, "captured", lambda _: evidence.write(folder, table, payload, max_bytes))
+        return {"folder": f"evidence/{self.incident}"} | ({"no_batch": why} if why else {})
+
+    def run_command(self, name: str, command: Sequence[str], timeout: float, *, wait: bool) -> dict[str, Any]:
+        errands, incident = self.errands, self.incident
+        if errands.busy:
+            return {"failed": "too many others are under way"}
+        text = encode({"run_dir": str(errands.run_dir), "tick": self.tick, "step": self.step,
+                       "incident": errands.facts(incident)})
+
+        def work(enough: Any) -> dict[str, Any]:
+            return commands.run(command, text, errands.run_dir, timeout, errands.clock, enough)
+
+        if wait:
+            return errands.wait(work, timeout)
+        errands.start(incident, f"command {name}", work)
+        return {}
+
     # ---- what the guard asks for
+
+    def keep(self, batch: Any) -> None:
+        """A micro-batch of this iteration, by reference; before the first one, the random states."""
+        if not self._batches:
+            self._rng = RngState.capture()
+        self._batches.append(batch)
+
+    @property
+    def lr_factor(self) -> float:
+        """What all learning rates are multiplied with now: the standing multiplier, and a warm-up on top of it."""
+        if self._warmup is None:
+            return self.lr_multiplier
+        first, steps, start = self._warmup
+        share = min(1.0, max(0, self.tick - first) / steps)
+        return self.lr_multiplier * (start + (1.0 - start) * share)
 
     @property
     def scales_lr(self) -> bool:
-        return self._multiplier != 1.0
+        return self._multiplier != 1.0 or self._warmup is not None
 
     @property
     def position(self) -> int:
@@ -155,7 +261,13 @@ class LiveRun:
     @property
     def ends_override(self) -> bool:
         """Something in force is to last for some time only."""
-        return self._recover is not None or self._clip is not None or self.precision.until is not None
+        return (self._recover is not None or self._clip is not None or self._warmup is not None
+                or self.precision.until is not None)
+
+    @property
+    def scaling(self) -> bool:
+        """The GradScaler is at work, so that an overflow is its ordinary search; it is frozen under an override."""
+        return self.precision.override is None
 
     @property
     def clips(self) -> bool:
@@ -176,11 +288,18 @@ class LiveRun:
     def undo_clip(self) -> None:
         self._clip = None
 
+    def undo_warmup(self) -> None:
+        self._warmup = None
+
+    def undo_accumulation(self, factor: int) -> None:
+        """Takes one incident's factor out; what is held goes into the next update."""
+        self.accumulation.set(max(1, self.accumulation.factor // factor), self.tick)
+
     def effective_lr(self, lr: float) -> float:
         """The rate that is really used where the schedule says `lr`."""
-        if self._multiplier == 1.0:
+        if not self.scales_lr:
             return lr
-        return max(lr * self.lr_multiplier, min(lr, self._min_lr))
+        return max(lr * self.lr_factor, min(lr, self._min_lr))
 
     def with_scaled_lr(self, optimizer: torch.optim.Optimizer, update: Any) -> Any:
         """Runs the real step under the multiplier; every rate is put back exactly, also after an exception."""
@@ -213,6 +332,9 @@ class LiveRun:
         if self._clip is not None and self.tick >= self._clip[2]:
             self._clip = None
             return "the standing clip has ended"
+        if self._warmup is not None and self.tick >= sum(self._warmup[:2]):
+            self._warmup = None
+            return "the learning rate has warmed up"
         if self.precision.until is not None and self.tick >= self.precision.until:
             self.precision.clear()
             return "the precision override has ended"
@@ -222,13 +344,15 @@ class LiveRun:
         snapshot = self.state.capture(self.tick, self.step)
         snapshot.finite = self.state.verify(snapshot)
         snapshot.context["place"] = self.feed.mark() if self.feed else Place()
+        snapshot.context["held"] = self.accumulation.state()
         return snapshot
 
     def state_finite(self) -> bool:
         return self.state.finite()
 
-    def boundary(self) -> None:
-        """An iteration begins: what the rest of a discarded iteration did is undone, buffers are remembered."""
+    def boundary(self) -> bool:
+        """An iteration begins: buffers are remembered, and what the rest of a discarded iteration did is undone (True)."""
+        restores = self.went_back is not None
         if self.went_back is not None:
             snapshot, self.went_back = self.went_back, None
             self._restore(snapshot)
@@ -236,16 +360,25 @@ class LiveRun:
                 self.scaler._per_optimizer_states.clear()
             if self.feed is not None and self._to is not None:
                 self.feed.restore(self._to)
+            if self._reset is not None:
+                optimizer_state.reset(self.optimizers, everything=self._reset)
+            self.loss_scale.settle()
+        self._reset = None
+        if self.keeps_batches:
+            self._batches, self._rng = [], RngState.capture()
         self._buffers.remember()
+        return restores
 
     def incident_over(self, incident: str) -> None:
         """`previous` counts from the next incident's own checkpoints again; what it left out stays left out."""
         self._used = None
         self._left_out_by.pop(incident, None)
+        self._once = {key for key in self._once if key[0] != incident}
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state.restore(snapshot)
         self.step = snapshot.step
+        self.accumulation.load(snapshot.context["held"])
         self._clear_gradients()
 
     def _clear_gradients(self) -> None:
@@ -260,6 +393,10 @@ class LiveRun:
             kept.append(f"learning rate multiplier {self.lr_multiplier:.3g}")
         if self._clip is not None:
             kept.append(f"clip to norm {self._clip[0]:.3g}")
+        if self._warmup is not None:
+            kept.append("warm-up of the learning rate")
+        if self.accumulation.factor > 1:
+            kept.append(f"{self.accumulation.factor} windows per update")
         if self.precision.override:
             kept.append(f"precision {self.precision.override}")
         if self.feed is not None and self.feed.skipped:

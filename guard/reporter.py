@@ -9,7 +9,7 @@ import socket
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,15 @@ class Reporter:
 
     # ---- the engine's events
 
-    def opened(self, event: engine.Opened, rows: Sequence[SignalRow], history: Iterable[SignalRow],
-               evidence: dict[str, Any]) -> None:
-        d = event.detection
-        self._before[event.incident] = _typical(r for r in history if r[0] < d.since)
+    def opened(self, event: engine.Opened, rows: Iterable[SignalRow], shown: int, evidence: Mapping[str, Any]) -> None:
+        """Journals a new incident, with the last `shown` of the recent `rows` and with `evidence`."""
+        d, recent = event.detection, list(rows)
+        self._before[event.incident] = _typical(r for r in recent if r[0] < d.since)
         self.write("incident_opened", incident=event.incident, policy=event.policy.name, detector=d.detector,
                    severity=event.policy.severity, detection=_detection(d), observed=event.observed,
-                   attached_to=event.attached_to, signals=[list(r) for r in rows])
+                   attached_to=event.attached_to, signals=[list(r) for r in recent[-shown:]])
         if evidence:
-            self.write("incident_evidence", incident=event.incident, evidence=evidence)
+            self.write("incident_evidence", incident=event.incident, evidence=dict(evidence))
 
     def fired(self, event: engine.Fired) -> None:
         self.log.incidents[event.incident].count = event.count
@@ -82,9 +82,9 @@ class Reporter:
                    rung=event.rung, rungs=len(event.policy.attempts), repeat=event.repeat, escalated=event.escalated,
                    would=event.would, results=[asdict(r) for r in results], unavailable=[list(u) for u in event.unavailable])
 
-    def closed(self, event: engine.Closed, history: Sequence[SignalRow]) -> None:
+    def closed(self, event: engine.Closed, rows: Iterable[SignalRow]) -> None:
         before = self._before.pop(event.incident, math.nan)
-        after = _typical(list(history)[-_AROUND:]) if event.status == "resolved" else math.nan
+        after = _typical(list(rows)[-_AROUND:]) if event.status == "resolved" else math.nan
         outcome = {"loss_before": before, "loss_after": after, "loss_expected": before,
                    "steps_lost": self._lost.pop(event.incident, 0)}
         self.write("incident_closed", durable=event.status in ("exhausted", "stopped"), incident=event.incident,

@@ -36,7 +36,7 @@ def _do(guard: Guard, request: control.Request) -> str:
             return _undo(guard, request)
         case "checkpoint":
             _need_enforce(guard)
-            guard.checkpoint_now()
+            guard.boundary.checkpoint_now()
             return "a checkpoint is taken before the next step"
         case "rollback":
             _need_enforce(guard)
@@ -54,7 +54,7 @@ def _rollback(guard: Guard, request: control.Request) -> str:
     if why := live.can_rollback(request.to, live.tick):
         raise UsageError(why)
     changes = live.rollback(request.to, "replay" if live.can_replay() else "advance", live.tick)
-    guard.refill_detectors()
+    guard.responder.refill()
     return f"went back from step {changes['from_step']} to step {changes['to_step']}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 from guard import registry
@@ -64,6 +65,45 @@ class Run(Protocol):
     def stop(self, restore: Literal["best", "last_good", "none"], since: int) -> dict[str, Any]:
         """Restores what is asked and ends the run: `TrainingStopped` is raised once journal and state are safe."""
 
+    def can_reset_optimizer(self) -> str | None:
+        """None, or why emptying its state would not make the optimizer a fresh one."""
+
+    def reset_optimizer(self, *, everything: bool) -> int:
+        """Empties the optimizer state of every parameter (`everything`: also what belongs to none). Returns how many
+        parameters had some."""
+
+    def warmup_lr(self, steps: int, start: float) -> int:
+        """A further factor on all learning rates rises from `start` to 1 over `steps` ticks. Returns the tick of its end."""
+
+    def can_accumulate(self, factor: int, most: int) -> str | None:
+        """None, or why there cannot be `factor` times as many windows per update, or would be more than `most`."""
+
+    def accumulate(self, factor: int) -> tuple[int, int]:
+        """From the next tick on, `factor` times as many windows per update. Returns how many before and after."""
+
+    def can_change_loss_scale(self) -> str | None:
+        """None, or why there is no loss scaler at work."""
+
+    def change_loss_scale(self, value: float | None, growth_interval: int | None, floor: float | None) -> dict[str, Any]:
+        """From the next iteration on; None: as it is. Returns ``name: [before, after]`` of what changed."""
+
+    def checkpoint(self) -> None:
+        """A snapshot is taken at the next iteration boundary."""
+
+    def pause(self, timeout: float) -> None:
+        """Once this tick's actions are journaled the run waits for a person, for `timeout` [s] at most."""
+
+    def once(self, what: str) -> bool:
+        """True the first time that this incident asks for `what`."""
+
+    def capture_evidence(self, max_bytes: int) -> dict[str, Any]:
+        """Copies batch (if it takes no more than `max_bytes`), random states and layer statistics; they are written in the
+        background. Returns `folder`, and `no_batch`: why there is none."""
+
+    def run_command(self, name: str, command: Sequence[str], timeout: float, *, wait: bool) -> dict[str, Any]:
+        """Runs a program with the incident on its stdin; never raises. Returns `exit` or `failed`, `output` and `seconds`;
+        without `wait` it goes on in the background, and these are journaled under `name` when it has ended."""
+
 
 class Action(ABC):
     """One change to a run. Loads no torch: tensors are the `Run`'s business.
@@ -75,6 +115,7 @@ class Action(ABC):
     name: ClassVar[str]
     leaves_data_out: ClassVar[bool] = False    # a fault on *other* data afterwards is no failure of this remedy
     repeatable: ClassVar[bool] = False         # may be taken at every firing without climbing the ladder
+    remedy: ClassVar[bool] = True              # False: it looks or tells, before the others change anything; mends nothing
 
     class Params(registry.Params):
         """What YAML may set."""

@@ -6,15 +6,14 @@ from guard.cli._say import note
 
 
 def load_all() -> bool:
-    """Loads every detector and action; True if one of them could not be loaded."""
+    """Loads every detector and action; True if one of them cannot be used."""
     from guard.actions import ACTIONS
     from guard.detectors import DETECTORS
 
     failed = False
     for registry in (DETECTORS, ACTIONS):
-        try:
-            list(registry)
-        except Exception as error:  # noqa: BLE001 - whatever somebody else's module raises
+        list(registry)    # loads them
+        for name, why in registry.failed.items():
             failed = True
-            note(f"a plug-in of the group {registry.group} cannot be loaded: {type(error).__name__}: {error}")
+            note(f"the {registry.kind} {name!r} cannot be loaded: {why}")
     return failed

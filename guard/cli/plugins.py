@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -34,13 +33,12 @@ def command(as_json: AsJson = False) -> None:
 
 
 def _described(registry: Registry[Any]) -> list[tuple[str, str, str]]:
-    return [(name, _line(registry.get(name)), _origin(registry, name)) for name in registry]
+    return [(name, _line(registry.page(name)), _origin(registry, name)) for name in registry]
 
 
-def _line(plug_in: Any) -> str:
+def _line(page: str) -> str:
     """The explanation in the first line of its page, ``Name: explanation.``"""
-    module = inspect.getmodule(plug_in)
-    line = (plug_in.__doc__ or (module.__doc__ if module else None) or "").strip().partition("\n")[0]
+    line = page.partition("\n")[0]
     return (line.partition(": ")[2] or line).rstrip(".")
 
 

@@ -21,6 +21,8 @@ class Detector(ABC):
     """
 
     name: ClassVar[str]
+    # Parts of `Signals.deep` that it reads; its `every` says how often. They are measured only if some detector asks.
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     class Params(BaseParams):
         """What YAML may set."""

@@ -177,6 +177,9 @@ class Builder(Validator):
         if name is BROKEN:
             return None
         cls: Any = registry.get(name) if isinstance(name, str) else None
+        if cls is None and isinstance(name, str) and name in registry.failed:
+            self.note(children["type"], f"the {registry.kind} {name!r} cannot be loaded: {registry.failed[name]}")
+            return None
         if cls is None:
             found = unknown(registry.kind, children["type"].value, registry) if isinstance(name, str) else (
                 f"found {kind(name)}; allowed: {', '.join(registry)}")

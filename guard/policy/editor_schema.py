@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from pydantic import BaseModel
@@ -95,11 +94,9 @@ def _plug_ins(definitions: Schema, registry: Registry[Any]) -> list[Schema]:
     for name in registry:
         key = f"{registry.kind}.{name}"
         schema = _define(definitions, key, registry.get(name).Params, prefix=f"{key}.")  # type: ignore[union-attr]
-        module = inspect.getmodule(registry.get(name))
-        page = (module.__doc__ or "") if module else ""
         definitions[key] = schema | {
             "title": name,
-            "description": page.strip(),
+            "description": registry.page(name),
             "properties": {"type": {"const": name}} | schema.get("properties", {}),
             "required": ["type", *schema.get("required", [])],
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Literal
 
 from guard.detectors import DETECTORS
@@ -27,9 +26,15 @@ def _policy(policy: Policy) -> str:
     held = f" for {_steps(policy.for_)} in a row" if policy.for_ > 1 else ""
     observed = " (only reported: this policy observes)" if policy.mode == "observe" else ""
     clauses = [*_remedies(policy), *_limits(policy.limits)]
-    if policy.attempts and (policy.limits.max or not policy.repeats):
+    if policy.attempts and _can_run_out(policy):
         clauses.append(f"when out of remedies, {'stop the run' if policy.on_exhausted == 'stop' else 'notify'}")
     return f"{policy.name} ({policy.severity}): on {_trigger(policy.trigger)}{held}{observed}: {'; '.join(clauses)}."
+
+
+def _can_run_out(policy: Policy) -> bool:
+    """A ladder that ends in `stop` ends there, unless its budget is spent before."""
+    stops = any(spec.type == "stop" for spec in policy.attempts[-1])
+    return policy.limits.max is not None or not (policy.repeats or stops)
 
 
 def _remedies(policy: Policy) -> list[str]:
@@ -75,10 +80,7 @@ def _fault(leaf: Leaf) -> str:
 
 def _page(type_: str) -> tuple[str, str]:
     """Name and explanation from the first line of a detector's docstring, ``Name: explanation.``"""
-    cls = DETECTORS.get(type_)
-    module = inspect.getmodule(cls)
-    doc = (cls.__doc__ if cls else None) or (module.__doc__ if module else None) or ""
-    name, colon, what = doc.strip().partition("\n")[0].rstrip(".").partition(": ")
+    name, colon, what = DETECTORS.page(type_).partition("\n")[0].rstrip(".").partition(": ")
     return (name[:1].lower() + name[1:], what) if colon else (type_.replace("_", " "), name)
 
 

@@ -6,6 +6,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,7 @@ back-and-slower (critical): on loss spike (the loss jumps far above all that is
   usual in this run; threshold 9.0):
   - first, roll back to the last good checkpoint and replay the same batches,
     and switch to BF16
-  - if that fails, stop the run with the last good state restored
-  - when out of remedies, notify.
+  - if that fails, stop the run with the last good state restored.
 
 Checkpoints:
   - every 100 steps in memory, the last 3 good ones in at most 25 % of free
@@ -220,16 +220,13 @@ def test_plugins_lists_each_on_one_line(guard):
 
 
 def test_a_plug_in_that_does_not_load_is_named_and_the_rest_listed(guard, monkeypatch):
-    class Broken:
-        name = "broken"
-
-        def load(self):
-            raise ImportError("no module named 'elsewhere'")
-
-    monkeypatch.setattr("guard.registry.entry_points", lambda group: [Broken()] if group == "guard.detectors" else [])
+    broken = EntryPoint("broken", "elsewhere.detectors:Broken", "guard.detectors")
+    monkeypatch.setattr("guard.registry.entry_points", lambda group: [broken] if group == broken.group else [])
     monkeypatch.setattr(DETECTORS, "_loaded", False)
+    monkeypatch.setattr(DETECTORS, "failed", {})
     answer = guard("plugins")
     assert answer.code == 1
     assert "loss_spike" in answer.out
     assert "clip" in answer.out
-    assert "a plug-in of the group guard.detectors cannot be loaded: ImportError: no module" in answer.err
+    assert ("the detector 'broken' cannot be loaded: ModuleNotFoundError: No module named 'elsewhere' "
+            "(entry point elsewhere.detectors:Broken)") in answer.err

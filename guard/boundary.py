@@ -1,0 +1,140 @@
+"""What happens between two iterations: the second restore after a rollback, snapshots, and the check that they are sound."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+from guard.bank import Bank, Rules
+from guard.checkpoints import Interval, Snapshot, Surroundings, keep_that_fits
+from guard.clock import Clock
+from guard.live import LiveRun
+from guard.policy.schema import Checkpoints
+from guard.reporter import Reporter
+from guard.responder import Responder
+from guard.types import Detection
+
+_BORDERS = 16    # passes back over whose beginning a rollback is still exact
+
+
+class Boundary:
+    """Keeps the run's snapshots.
+
+    Args:
+        live: the run.
+        responder: asked about a state that is not finite.
+        report: the journal.
+        rules: to find the detectors of non-finite numbers.
+        banks: detectors per optimizer; their baselines belong to a snapshot.
+        checkpoints: how often and how many.
+        clock: injected.
+
+    Attributes:
+        history_starts: the state is new to the guard (first boundary, weights were loaded): `start` is to be taken.
+        pass_begins: the loop, not a replay, begins a pass over its data.
+    """
+
+    def __init__(self, live: LiveRun, responder: Responder, report: Reporter, rules: Rules, banks: Sequence[Bank], *,
+                 checkpoints: Checkpoints, clock: Clock) -> None:
+        self._live, self._responder, self._report, self._rules, self._banks = live, responder, report, rules, banks
+        self._checkpoints = checkpoints
+        self._interval = Interval(checkpoints.every, clock)
+        self._borders: dict[int, Surroundings] = {}    # pass -> what the loop's code between the passes had left
+        self._best = math.inf
+        self.history_starts = True
+        self.pass_begins = False
+
+    @property
+    def best(self) -> float:
+        """Lowest validation loss so far; infinite if none was logged."""
+        return self._best
+
+    def cross(self) -> None:
+        """Restores again after a rollback, takes a snapshot if one is due."""
+        live = self._live
+        if not self._responder.acting and live.went_back is None:
+            return
+        if live.boundary():
+            self._interval.taken(live.step)
+        if live.feed is not None and live.feed.at_pass_start:
+            self.cross_border(live.feed.pass_number)
+        if self._responder.acting and (self.history_starts or self._interval.due(live.step)):
+            self._take_snapshot()
+
+    def cross_border(self, number: int) -> None:
+        """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run again, so
+        what it left the first time is put back."""
+        feed = self._live.feed
+        if feed is None or feed.passes is None or not self._responder.acting:
+            return
+        if self.pass_begins:
+            self._borders[number] = self._live.state.surroundings()
+            self._borders.pop(number - _BORDERS, None)
+        elif number in self._borders:
+            self._live.state.put_surroundings(self._borders[number])
+        self.pass_begins = False
+
+    def provisional_start(self) -> None:
+        """The state of now, until the first boundary gives a better one: a loop may never show where it begins."""
+        with contextlib.suppress(Exception):    # parameters that do not exist yet (lazy modules)
+            snapshot = self._capture()
+            if snapshot.finite:
+                self._live.ring.restart(snapshot)
+
+    def checkpoint_now(self) -> None:
+        """A snapshot is taken at the next boundary."""
+        self._interval.now()
+
+    def keep_best(self, loss: float) -> None:
+        """Keeps the state of now if `loss` is the lowest validation loss so far."""
+        if loss < self._best and self._responder.acting and self._live.went_back is None:
+            snapshot = self._capture()
+            if snapshot.finite:
+                self._best = loss
+                self._live.ring.set_best(snapshot)
+
+    def verify(self) -> bool:
+        """The loop is about to end: is the state that it leaves finite? False: it was rolled back, go on."""
+        if not self._responder.acting or self._live.state_finite():
+            return True
+        return not self._poisoned()
+
+    def _take_snapshot(self) -> None:
+        """One that is not finite is a fault of its own, and is undone at once."""
+        snapshot = self._interval.measure(self._capture)
+        if not snapshot.finite:
+            self._poisoned()
+        elif self.history_starts:
+            self._live.ring.restart(snapshot)
+            self._fit_memory(snapshot)
+        else:
+            self._live.ring.add(snapshot)
+        self.history_starts = False
+        self._interval.taken(self._live.step)
+
+    def _capture(self) -> Snapshot:
+        snapshot = self._live.capture()
+        snapshot.context["baselines"] = [bank.state_dict() for bank in self._banks]
+        return snapshot
+
+    def _fit_memory(self, snapshot: Snapshot) -> None:
+        """Keeps as many snapshots as the memory allowed for them holds."""
+        keep = self._checkpoints.keep
+        fits = keep_that_fits(snapshot.bytes, keep, self._checkpoints.memory)
+        if fits < keep:
+            self._live.ring.keep = fits
+            self._report.notice("info", f"{fits} instead of {keep} good checkpoints are kept in memory: one takes "
+                                        f"{snapshot.bytes / 2**20:.0f} MiB")
+
+    def _poisoned(self) -> bool:
+        """Weights or buffers are not finite although losses and gradients were. True: a rollback undid it."""
+        live = self._live
+        since = live.ring.newest_tick() + 1
+        detection = Detection("non_finite", "state", math.nan, 0.0, 0.0, since,
+                              f"weights or buffers became NaN or Inf between tick {since - 1} and {live.tick}, "
+                              "although losses and gradients were finite")
+        self._responder.respond(dict.fromkeys(self._rules.indices("non_finite"), detection), {})
+        if live.stopping:
+            raise self._report.training_stopped()
+        return live.boundary()

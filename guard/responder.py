@@ -1,0 +1,150 @@
+"""From detections to deeds: asks the policy engine what is to be done, does it, and journals both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from guard.actions import OTHER, STRENGTH
+from guard.bank import Bank, Rules
+from guard.live import LiveRun
+from guard.policy import engine
+from guard.policy.schema import ActionSpec, Policy
+from guard.reporter import Reporter
+from guard.signals import History
+from guard.types import Detection, Mode, Result
+
+_SHOWN = 20    # ticks of signals kept with an incident
+
+
+class Responder:
+    """Holds the engine's state and answers its questions about the run (`policy.engine.World`).
+
+    Args:
+        rules: policies and their detectors.
+        live: the run that actions change.
+        report: the journal.
+        banks: detectors per optimizer; refilled after a remedy.
+        history: recent ticks, for evidence.
+        mode: enforce or observe.
+        opened: incidents that are numbered already.
+
+    Attributes:
+        unclean: the last response was to something of severity warning or worse, beyond clipping.
+    """
+
+    def __init__(self, rules: Rules, live: LiveRun, report: Reporter, banks: Sequence[Bank], history: History, *,
+                 mode: Mode, opened: int) -> None:
+        self._rules, self._live, self._report, self._banks, self._history = rules, live, report, banks, history
+        self._state = engine.State.new(rules.policies, mode, opened)
+        self._broken: list[object] = []    # actions that failed
+        self.unclean = False
+
+    @property
+    def mode(self) -> Mode:
+        return self._state.mode
+
+    @property
+    def acting(self) -> bool:
+        return self._state.mode == "enforce"
+
+    @property
+    def due(self) -> int:
+        """The tick at which it must be asked even if nothing fires."""
+        return self._state.due
+
+    def respond(self, hits: Mapping[int, Detection], evidence: Mapping[str, Any]) -> None:
+        """Lets the engine decide, and does what it decides, in its order.
+
+        Args:
+            hits: index of a detector -> its detection.
+            evidence: kept with incidents that open now.
+        """
+        live, rules = self._live, self._rules.policies
+        fired = self._rules.satisfied(hits)
+        nonfinite = any(d.detector == "non_finite" for d in hits.values())
+        # A state that is not finite was poisoned by the step before the one that shows it.
+        moment = engine.Moment(live.tick, live.step, live.position - (nonfinite and not live.state_finite()))
+        if fired:
+            self._history.flagged.append(live.tick)
+        self._state, events = engine.advance(self._state, rules, moment, fired, self)
+        only_clipped = True
+        for event in events:
+            match event:
+                case engine.Opened():
+                    self._report.opened(event, self._history.rows, _SHOWN, evidence)
+                case engine.Attempted(would=True):
+                    self._report.attempted(event, moment.step, [self._would(a) for a in event.actions])
+                case engine.Attempted():
+                    only_clipped = only_clipped and all(a.type == "clip" for a in event.actions)
+                    self._report.attempted(event, moment.step, self._act(event))
+                case _:
+                    self._tell(event)
+        self.unclean = not only_clipped or any(rules[i].severity != "info" and not _clips(rules[i]) for i in fired)
+
+    def refill(self) -> None:
+        """After a remedy: detectors' windows start anew; after a rollback with the baselines of that time."""
+        for number, bank in enumerate(self._banks):
+            bank.refill(self._live.went_back, number)
+
+    def set_mode(self, mode: Mode, policy: str | None) -> None:
+        """Observe or enforce, for one policy or (None) for the whole run, from now on."""
+        self._state = engine.set_mode(self._state, self._rules.policies, mode, policy)
+
+    def end(self) -> None:
+        """The run is over: closes what is open, without a verdict."""
+        self._state, events = engine.end_all(self._state, self._rules.policies)
+        for event in events:
+            self._tell(event)
+
+    # ---- the engine's questions
+
+    def unavailable(self, spec: ActionSpec, detection: Detection) -> str | None:
+        if any(spec.action is action for action in self._broken):
+            return "it failed before"
+        try:
+            return spec.action.unavailable(self._live, detection)
+        except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+            self._failed(spec, error)
+            return f"it failed: {error}"
+
+    def state_finite(self) -> bool:
+        return self._live.state_finite()
+
+    # ---- deeds
+
+    def _act(self, event: engine.Attempted) -> list[Result]:
+        """Takes the actions of one attempt, strongest first. One that fails is reported and left out."""
+        results: list[Result] = []
+        self._live.incident = event.incident
+        for spec in sorted(event.actions, key=lambda a: STRENGTH.get(a.type, OTHER)):
+            try:
+                results.append(spec.action.apply(self._live, event.detection))
+            except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+                self._failed(spec, error)
+        if any(r.type in ("rollback", "scale_lr", "precision") for r in results):
+            self.refill()
+        return results
+
+    def _would(self, spec: ActionSpec) -> Result:
+        try:
+            return Result(spec.type, f"would {spec.action.describe()}")
+        except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+            self._failed(spec, error)
+            return Result(spec.type, f"would do {spec.type}")
+
+    def _failed(self, spec: ActionSpec, error: Exception) -> None:
+        """Reported once; from now on the action is not available."""
+        self._broken.append(spec.action)
+        self._report.failure(f"action {spec.type}", error)
+
+    def _tell(self, event: engine.Event) -> None:
+        if isinstance(event, engine.Fired):
+            self._report.fired(event)
+        elif isinstance(event, engine.Closed):
+            self._live.incident_over(event.incident)
+            self._report.closed(event, self._history.rows)
+
+
+def _clips(policy: Policy) -> bool:
+    return bool(policy.attempts) and all(a.type == "clip" for rung in policy.attempts for a in rung)
