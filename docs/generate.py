@@ -49,8 +49,8 @@ def detectors() -> str:
     return f"""# Detectors
 
 What a policy can wait for: `trigger: {{type: NAME, ...parameters}}`. Thresholds have defaults at which healthy runs are
-left alone, so most policies name no parameter at all. How to add one: `CONTRIBUTING.md`; how to add one without touching
-this project: `examples/custom_detector.py`.
+left alone, so most policies name no parameter at all. How to add one: `CONTRIBUTING.md`; how to add one without
+touching this project: `examples/custom_detector.py`.
 
 {overview(DETECTORS, "fires when")}
 
@@ -126,8 +126,8 @@ def classic_rule() -> str:
     return f"""## Why `oscillation` is not a ratio
 
 The classic rule calls it an oscillation when the standard deviation of the last {WIDTH} losses is above {RATIO} of
-their mean. A loss that falls fast has a large deviation because it falls, and one near zero has a large ratio because its
-mean is small: the rule alarms on runs that could not go better, and a guard that acts on it cuts their learning rate.
+their mean. A loss that falls fast has a large deviation because it falls, and one near zero has a large ratio because
+its mean is small: the rule alarms on runs that could not go better, and a guard that acts on it cuts their learning rate.
 `oscillation` takes the trend out and asks for lost ground. Both rules on three seeded traces:
 
 {table(head, rows)}

@@ -21,17 +21,18 @@ class Held:
 
 
 class Accumulation:
-    """Holds the gradients of accepted windows back until there are `factor` of them, then gives the optimizer their mean.
+    """Holds gradients of accepted windows back until there are `factor` of them, then gives the optimizer their mean.
 
     The loop's own `zero_grad` and its own accumulation stay as they are: a held gradient is a copy.
 
     Attributes:
         factor: windows per update.
         on: something is held, or is to be.
+        held: the last window's update was left out.
     """
 
     def __init__(self) -> None:
-        self.factor, self.on = 1, False
+        self.factor, self.on, self.held = 1, False, False
         self._first_tick = 0
         self._held: dict[torch.optim.Optimizer, Held] = {}
 
@@ -43,6 +44,7 @@ class Accumulation:
     @torch.no_grad()
     def due(self, optimizer: torch.optim.Optimizer, tick: int) -> bool:
         """Takes this window's gradients. True: the update is due, and the mean of all held windows is in place."""
+        self.held = False
         if tick < self._first_tick:
             return True
         held = self._held.setdefault(optimizer, Held())
@@ -53,6 +55,7 @@ class Accumulation:
                 if p.grad is not None:
                     held.sums[p] = held.sums[p].add_(p.grad) if p in held.sums else p.grad.detach().clone()
                     p.grad = None if p.grad.is_sparse else p.grad.detach().zero_()
+            self.held = True
             return False
         for p in parameters:
             earlier = held.sums.get(p)

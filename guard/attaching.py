@@ -91,9 +91,9 @@ def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -
     """Starts the courier, which follows the journal in the background."""
     if not receivers:
         return
-    from guard.incidents.plot import render_in_subprocess
+    from guard.notify.evidence import make_in_subprocess
 
-    courier = Courier(guard.run_dir, receivers, clock=clock, plot=render_in_subprocess)
+    courier = Courier(guard.run_dir, receivers, clock=clock, plot=make_in_subprocess)
     courier.start()
     guard.report.wake = courier.wake
     guard.on_close.append(courier.close)

@@ -59,7 +59,7 @@ class Boundary:
             self._interval.taken(live.step)
         if live.feed is not None and live.feed.at_pass_start:
             self.cross_border(live.feed.pass_number)
-        if self._responder.acting and (self.history_starts or self._interval.due(live.step)):
+        if self._responder.acting and (self.history_starts or live.wants_snapshot or self._interval.due(live.step)):
             self._take_snapshot()
 
     def cross_border(self, number: int) -> None:
@@ -110,7 +110,7 @@ class Boundary:
             self._fit_memory(snapshot)
         else:
             self._live.ring.add(snapshot)
-        self.history_starts = False
+        self.history_starts = self._live.wants_snapshot = False
         self._interval.taken(self._live.step)
 
     def _capture(self) -> Snapshot:

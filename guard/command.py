@@ -32,7 +32,8 @@ def run(command: Sequence[str], text: bytes, run_dir: Path, timeout: float, cloc
         `exit` (or `failed`: why it did not start or end), `output` (the tail of stdout and stderr), `seconds`.
     """
     start = clock.monotonic()
-    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"GUARD_RUN_DIR": str(run_dir)}
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    environment["GUARD_RUN_DIR"] = str(run_dir)
     try:
         with tempfile.TemporaryFile() as given:    # a file: whoever does not read a pipe blocks it
             given.write(text)
@@ -40,7 +41,8 @@ def run(command: Sequence[str], text: bytes, run_dir: Path, timeout: float, cloc
             process = subprocess.Popen(list(command), stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                        env=environment, start_new_session=True, bufsize=0)
     except (OSError, ValueError) as error:
-        return {"failed": f"it did not start: {getattr(error, 'strerror', None) or error}", "output": "", "seconds": 0.0}
+        why = getattr(error, "strerror", None) or error
+        return {"failed": f"it did not start: {why}", "output": "", "seconds": 0.0}
     with process:
         tail, in_time = _watch(process, start + timeout, clock, enough)
     output = {"output": tail.decode("utf-8", "replace"), "seconds": round(clock.monotonic() - start, 3)}
@@ -50,7 +52,8 @@ def run(command: Sequence[str], text: bytes, run_dir: Path, timeout: float, cloc
     return {"failed": f"{why}, so it was killed", **output}
 
 
-def _watch(process: subprocess.Popen[bytes], deadline: float, clock: Clock, enough: threading.Event) -> tuple[bytes, bool]:
+def _watch(process: subprocess.Popen[bytes], deadline: float, clock: Clock,
+           enough: threading.Event) -> tuple[bytes, bool]:
     """The end of what it prints; False if it had to be killed."""
     tail, in_time = b"", True
     assert process.stdout is not None

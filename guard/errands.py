@@ -52,14 +52,14 @@ class Errands:
         self._threads.append(threading.Thread(target=errand, name=f"guard-{name}", daemon=True))
         self._threads[-1].start()
 
-    def wait(self, work: Callable[[threading.Event], Any], timeout: float) -> Any:
+    def wait(self, work: Callable[[threading.Event], Entry], timeout: float) -> Entry:
         """Does `work`, which keeps to its own time, while the step waits."""
         self.start("", "", work)
         thread = self._threads[-1]
         thread.join(timeout + 1.0)
         for outcome in [d for d in self.done if d[:2] == ("", "")]:
             self.done.remove(outcome)
-            return outcome[2]
+            return dict(outcome[2])
         return {"failed": "it did not come to an end"}
 
     def close(self, timeout: float) -> None:

@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ def write(folder: Path, table: str, payload: dict[str, Any] | None, max_bytes: i
         return {"files": ["layers.csv"]}
     try:
         with _private(folder / "batch.pt") as file:
-            torch.save(payload, _Bounded(file, max_bytes))
+            torch.save(payload, cast("IO[bytes]", _Bounded(file, max_bytes)))
     except Exception as error:  # noqa: BLE001 - a batch may hold anything; the statistics are safe
         (folder / "batch.pt").unlink(missing_ok=True)
         why = f"it is larger than {max_bytes} bytes" if isinstance(error, TooLargeError) or isinstance(

@@ -18,6 +18,7 @@ from guard.bank import Bank, Rules
 from guard.boundary import Boundary
 from guard.checkpoints import Stateful
 from guard.clock import Clock
+from guard.errands import Errands
 from guard.errors import TrainingStopped, UsageError
 from guard.feed import Feed
 from guard.incidents import IncidentLog
@@ -67,6 +68,9 @@ class Guard:
         self.responder = Responder(rules, self.live, self.report, banks, self._history, mode=mode, opened=len(earlier.incidents))
         self.boundary = Boundary(self.live, self.responder, self.report, rules, banks, checkpoints=policies.checkpoints,
                                  clock=clock)
+        self.clock = clock
+        self.live.errands = Errands(run_dir, clock, self.report.facts)
+        self.live.keeps_batches = any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung)
         self._metrics: dict[str, float] | None = None
         self._boundary_due = True     # the next training forward pass begins an iteration
         self._lenient = False         # so does one in eval mode
@@ -109,6 +113,8 @@ class Guard:
                         return
                     continue
                 self._phase = "step"
+                if self.live.keeps_batches:
+                    self.live.keep(batch)
                 if self._deep is not None:
                     self._deep.saw(batch)
                 yield batch
@@ -170,8 +176,8 @@ class Guard:
 
     @property
     def lr_multiplier(self) -> float:
-        """The standing factor on every learning rate; 1.0 unless a `scale_lr` is in force."""
-        return self.live.lr_multiplier
+        """The factor on every learning rate now; 1.0 unless a `scale_lr` or a `warmup_lr` is in force."""
+        return self.live.lr_factor
 
     @property
     def incidents(self) -> list[Incident]:
@@ -261,6 +267,8 @@ class Guard:
             self._report_failures(bank)
         if self._files.requested():
             wheel.obey(self)
+        if live.paused_for is not None:
+            self._pause()
         if not s.grad_norm < math.inf and not live.left_out and self._acting and not (s.overflow and _harmless(s)):
             live.leave_out()    # the gate: whatever the policies say
             self.report.gated(s.grad_norm)
@@ -282,6 +290,9 @@ class Guard:
 
     def _update(self, slot: Slot, closure: Callable[[], Any] | None, loss: Any) -> Any:
         """The real step, under the learning rate multiplier if there is one."""
+        if self.live.accumulation.on and not self.live.accumulation.due(slot.optimizer, self.live.tick):
+            slot.optimizer._opt_called = True  # type: ignore[attr-defined] # as for a step left out
+            return loss
         real = slot.patch.real
         update = real if closure is None else functools.partial(real, _known_first(closure, loss))
         return self.live.with_scaled_lr(slot.optimizer, update) if self.live.scales_lr else update()
@@ -307,9 +318,11 @@ class Guard:
         if live.went_back is None:
             live.step += 1
         if self._deep is not None:
-            self._deep.next_tick(live.tick, updated=not live.left_out and not s.overflow)
+            self._deep.next_tick(live.tick, updated=not (live.left_out or live.accumulation.held or s.overflow))
         if live.ends_override and (ended := live.expire()):
             self.report.notice("info", ended)
+        if live.errands.done:
+            self._report_errands()
         if self._boundary_due and live.feed is None and self._acting and not self._lenient:
             self._look_deeper()
         self._boundary_due = self._ticked = True
@@ -389,6 +402,8 @@ class Guard:
             real(*args, **kwargs)
         else:
             self.live.scaler._per_optimizer_states.clear()
+        if self.live.went_back is None:    # else the scaler is restored again, and then it is settled
+            self.live.loss_scale.settle()
 
     def heard_backward(self, tensors: Any) -> None:
         """Somebody called backward: in a loop that only calls `attach`, this is where the loss shows."""
@@ -407,6 +422,11 @@ class Guard:
         self.boundary.history_starts = True
 
     # ---- a person takes the wheel (guard.wheel)
+
+    @property
+    def reachable(self) -> bool:
+        """A person's requests can be read: the disk answers."""
+        return self._files.answers
 
     def set_mode(self, mode: Mode, policy: str | None) -> None:
         """Observe or enforce, for one policy or (None) for the whole run, from now on."""
@@ -436,6 +456,8 @@ class Guard:
         self._phase = "end"
         if self._acting and not self.live.stopping and not crashed and self._undo:
             self._verify_close()
+        self.live.errands.close(timeout)
+        self._report_errands()
         self.responder.end()
         if self.live.feed is not None:
             self.live.feed.release()
@@ -510,6 +532,21 @@ class Guard:
 
     def _where_nonfinite(self, s: Signals) -> Mapping[str, Any]:
         return {} if s.grad_norm < math.inf else {"nonfinite_gradients": nonfinite_names(self.live.model)}
+
+    def _pause(self) -> None:
+        """A `pause` was done and journaled: the step waits here."""
+        before, self._phase = self._phase, "paused"
+        try:
+            wheel.wait_for_resume(self)
+        finally:
+            self._phase, self.live.paused_for = before, None
+
+    def _report_errands(self) -> None:
+        """Journals what came of work in the background."""
+        done = self.live.errands.done
+        while done:
+            incident, name, outcome = done.popleft()
+            self.report.write("incident_evidence", incident=incident, evidence={name: outcome})
 
     def _report_failures(self, bank: Bank) -> None:
         for name, error in bank.failed:

@@ -195,7 +195,8 @@ class LiveRun:
             return "the run has no loss scaler"
         return "the loss scaler is frozen while the precision is overridden" if self.precision.override else None
 
-    def change_loss_scale(self, value: float | None, growth_interval: int | None, floor: float | None) -> dict[str, Any]:
+    def change_loss_scale(self, value: float | None, growth_interval: int | None,
+                          floor: float | None) -> dict[str, Any]:
         return self.loss_scale.change(value, growth_interval, floor)
 
     def checkpoint(self) -> None:

@@ -51,6 +51,11 @@ class Reporter:
         self.wake()
         return entry
 
+    def facts(self, incident: str) -> Entry:
+        """All that is known of an incident, as a program would read it."""
+        known = self.log.incidents.get(incident)
+        return {} if known is None else asdict(known)
+
     # ---- the engine's events
 
     def opened(self, event: engine.Opened, rows: Iterable[SignalRow], shown: int, evidence: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from guard.signals import History
 from guard.types import Detection, Mode, Result
 
 _SHOWN = 20    # ticks of signals kept with an incident
+_CHANGES_COURSE = frozenset({"rollback", "scale_lr", "precision", "reset_optimizer", "warmup_lr", "accumulate"})
 
 
 class Responder:
@@ -76,7 +77,7 @@ class Responder:
                 case engine.Attempted(would=True):
                     self._report.attempted(event, moment.step, [self._would(a) for a in event.actions])
                 case engine.Attempted():
-                    only_clipped = only_clipped and all(a.type == "clip" for a in event.actions)
+                    only_clipped = only_clipped and all(_gentle(a) for a in event.actions)
                     self._report.attempted(event, moment.step, self._act(event))
                 case _:
                     self._tell(event)
@@ -114,15 +115,16 @@ class Responder:
     # ---- deeds
 
     def _act(self, event: engine.Attempted) -> list[Result]:
-        """Takes the actions of one attempt, strongest first. One that fails is reported and left out."""
+        """Takes the actions of one attempt, those that only look first, then strongest first. One that fails is reported
+        and left out."""
         results: list[Result] = []
         self._live.incident = event.incident
-        for spec in sorted(event.actions, key=lambda a: STRENGTH.get(a.type, OTHER)):
+        for spec in sorted(event.actions, key=lambda a: (a.action.remedy, STRENGTH.get(a.type, OTHER))):
             try:
                 results.append(spec.action.apply(self._live, event.detection))
             except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
                 self._failed(spec, error)
-        if any(r.type in ("rollback", "scale_lr", "precision") for r in results):
+        if any(r.type in _CHANGES_COURSE for r in results):
             self.refill()
         return results
 
@@ -147,4 +149,9 @@ class Responder:
 
 
 def _clips(policy: Policy) -> bool:
-    return bool(policy.attempts) and all(a.type == "clip" for rung in policy.attempts for a in rung)
+    return bool(policy.attempts) and all(_gentle(a) for rung in policy.attempts for a in rung)
+
+
+def _gentle(spec: ActionSpec) -> bool:
+    """It leaves a tick clean."""
+    return spec.type == "clip" or not spec.action.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from guard.errors import UsageError
@@ -9,6 +10,8 @@ from guard.incidents import control
 
 if TYPE_CHECKING:
     from guard.guard import Guard
+
+_LOOK = 0.5    # [s] between looks at a paused run's requests
 
 
 def obey(guard: Guard) -> None:
@@ -22,6 +25,24 @@ def obey(guard: Guard) -> None:
         except UsageError as error:
             accepted, message = False, str(error)
         guard.report.request(request, accepted, message)
+
+
+def wait_for_resume(guard: Guard) -> None:
+    """A policy has paused the run: waits for a person, for no longer than it says. Requests are obeyed meanwhile."""
+    live, clock, never = guard.live, guard.clock, threading.Event()
+    assert live.paused_for is not None
+    start, incident = clock.monotonic(), live.incident
+    end = start + live.paused_for
+    while (left := end - clock.monotonic()) > 0:
+        clock.wait(never, min(_LOOK, left))
+        if guard.reachable:
+            obey(guard)
+        if live.resumed_by is not None or live.stopping or guard.mode == "observe":
+            break
+    why = (f"resumed by {live.resumed_by}" if live.resumed_by is not None else "the run was stopped" if live.stopping
+           else "the run is in observe mode" if guard.mode == "observe" else "nobody resumed it in time")
+    guard.report.write("incident_evidence", incident=incident,
+                       evidence={"pause": {"seconds": round(clock.monotonic() - start, 3), "ended": why}})
 
 
 def _do(guard: Guard, request: control.Request) -> str:
@@ -41,6 +62,11 @@ def _do(guard: Guard, request: control.Request) -> str:
         case "rollback":
             _need_enforce(guard)
             return _rollback(guard, request)
+        case "resume":
+            if guard.live.paused_for is None:
+                raise UsageError("the run is not paused")
+            guard.live.resumed_by = request.author
+            return "the run goes on"
         case "stop":
             guard.live.stop("none", guard.tick)
             guard.report.stopped_by(request.author)
@@ -78,6 +104,16 @@ def _undo(guard: Guard, request: control.Request) -> str:
         elif result.type == "precision":
             guard.live.precision.clear()
             changes["precision"] = "as the loop says"
+        elif result.type == "warmup_lr":
+            guard.live.undo_warmup()
+            changes["warmup"] = "off"
+        elif result.type == "accumulate":
+            before, after = result.changes["windows_per_update"]
+            guard.live.undo_accumulation(after // before)
+            changes["windows_per_update"] = guard.live.accumulation.factor
+        elif result.type == "loss_scale":
+            guard.live.loss_scale.undo()
+            changes["loss_scale"] = "the scaler's own affair"
     guard.report.write("undone", incident=incident.id, author=request.author, changes=changes)
     return "undone: " + ", ".join(f"{name.replace('_', ' ')} is {value}" for name, value in changes.items())
 

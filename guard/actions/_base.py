@@ -73,7 +73,7 @@ class Run(Protocol):
         parameters had some."""
 
     def warmup_lr(self, steps: int, start: float) -> int:
-        """A further factor on all learning rates rises from `start` to 1 over `steps` ticks. Returns the tick of its end."""
+        """A further factor on all learning rates rises from `start` to 1 over `steps` ticks. Returns its last tick."""
 
     def can_accumulate(self, factor: int, most: int) -> str | None:
         """None, or why there cannot be `factor` times as many windows per update, or would be more than `most`."""
@@ -84,7 +84,8 @@ class Run(Protocol):
     def can_change_loss_scale(self) -> str | None:
         """None, or why there is no loss scaler at work."""
 
-    def change_loss_scale(self, value: float | None, growth_interval: int | None, floor: float | None) -> dict[str, Any]:
+    def change_loss_scale(self, value: float | None, growth_interval: int | None,
+                          floor: float | None) -> dict[str, Any]:
         """From the next iteration on; None: as it is. Returns ``name: [before, after]`` of what changed."""
 
     def checkpoint(self) -> None:
@@ -97,11 +98,11 @@ class Run(Protocol):
         """True the first time that this incident asks for `what`."""
 
     def capture_evidence(self, max_bytes: int) -> dict[str, Any]:
-        """Copies batch (if it takes no more than `max_bytes`), random states and layer statistics; they are written in the
-        background. Returns `folder`, and `no_batch`: why there is none."""
+        """Copies batch (if it takes no more than `max_bytes`), random states and layer statistics; they are written in
+        the background. Returns `folder`, and `no_batch`: why there is none."""
 
     def run_command(self, name: str, command: Sequence[str], timeout: float, *, wait: bool) -> dict[str, Any]:
-        """Runs a program with the incident on its stdin; never raises. Returns `exit` or `failed`, `output` and `seconds`;
+        """Runs a program with the incident on its stdin; never raises. Returns `exit` or `failed`, `output`, `seconds`;
         without `wait` it goes on in the background, and these are journaled under `name` when it has ended."""
 
 
@@ -115,7 +116,7 @@ class Action(ABC):
     name: ClassVar[str]
     leaves_data_out: ClassVar[bool] = False    # a fault on *other* data afterwards is no failure of this remedy
     repeatable: ClassVar[bool] = False         # may be taken at every firing without climbing the ladder
-    remedy: ClassVar[bool] = True              # False: it looks or tells, before the others change anything; mends nothing
+    remedy: ClassVar[bool] = True              # False: it only looks or tells, before the others change anything
 
     class Params(registry.Params):
         """What YAML may set."""

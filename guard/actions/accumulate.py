@@ -1,10 +1,10 @@
 """Accumulate: average the gradients of several windows into one update.
 
 Why: where gradients are too noisy for the rate, a larger batch steadies them without a change of the rate.
-Does: from the next step on, the update of all but every `factor`-th step is left out and its gradient is held; then the
-    optimizer gets the mean. Every step still counts and consumes its data, so schedules keep their length; the loop's own
-    accumulation and `zero_grad` stay as they are. Steps left out for another reason hold nothing. Held gradients are part
-    of a snapshot. A loop that clips does so window by window.
+Does: from the next step on, the update of all but every `factor`-th step is left out and its gradient is held; then
+    the optimizer gets the mean. Every step still counts and consumes its data, so schedules keep their length; the
+    loop's own accumulation and `zero_grad` stay as they are. Steps left out for another reason hold nothing. Held
+    gradients are part of a snapshot. Clipping, the loop's or the guard's, is window by window.
 
 Args:
     factor: windows per update, >= 2; multiplies the number in force.

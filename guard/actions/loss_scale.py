@@ -1,7 +1,7 @@
 """Loss scale: steer the GradScaler's search.
 
-Why: a scale that has collapsed loses small gradients and, at 0, writes NaN into the weights (0 * inf); one that grows too
-    eagerly overflows again and again.
+Why: a scale that has collapsed loses small gradients and, at 0, writes NaN into the weights (0 * inf); one that grows
+    too eagerly overflows again and again.
 Does: sets the scale once, keeps it above a floor, changes how soon it grows; from the next iteration on, also after a
     rollback.
 
@@ -11,7 +11,7 @@ Args:
     growth_interval: steps without an overflow after which the scale is doubled, >= 1.
 Example:
     {type: loss_scale, set: 1024, floor: 1, growth_interval: 4000}
-Source: torch.amp.GradScaler; Micikevicius et al. 2018 (mixed precision training); min_loss_scale of fairseq and Megatron.
+Source: torch.amp.GradScaler; Micikevicius et al. 2018 (mixed precision training); min_loss_scale of fairseq.
 """
 
 from __future__ import annotations

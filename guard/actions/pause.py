@@ -2,9 +2,9 @@
 
 Why: where every further step costs money and only a person can judge, waiting is cheaper than going on, and stopping
     gives the node away.
-Does: the training thread waits inside the step; the heartbeat says ``paused``. It goes on at `guard resume`, or by itself
-    after `timeout`, with this step's update. Requests are obeyed meanwhile: `guard stop` ends the run, `guard observe`
-    the pause. Once per incident.
+Does: the training thread waits inside the step; the heartbeat says ``paused``. It goes on at `guard resume`, or by
+    itself after `timeout`, with this step's update. Requests are obeyed meanwhile: `guard stop` ends the run,
+    `guard observe` the pause. Once per incident.
 
 Args:
     timeout: how long at most [s], > 0.

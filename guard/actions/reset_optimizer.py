@@ -1,8 +1,8 @@
 """Reset optimizer: forget the moments of past gradients, so that the next step is like a fresh optimizer's first.
 
 Why: after a spike, moments point where no good step lies, and go on doing so for a thousand steps.
-Does: empties `optimizer.state` in place; learning rate, weight decay and other settings stay. Adam's first steps after it
-    are of full length: `warmup_lr` beside it eases them. After a rollback in the same attempt it holds for what was
+Does: empties `optimizer.state` in place; learning rate, weight decay and other settings stay. Adam's first steps after
+    it are of full length: `warmup_lr` beside it eases them. After a rollback in the same attempt it holds for what was
     restored.
 
 Args:
@@ -35,4 +35,4 @@ class ResetOptimizer(Action):
                       {"reset": self.params.what, "parameters": count})
 
     def describe(self) -> str:
-        return "clear the optimizer's moments" if self.params.what == "moments" else "clear all of the optimizer's state"
+        return f"clear {'the moments' if self.params.what == 'moments' else 'all'} of the optimizer's state"

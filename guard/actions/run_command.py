@@ -1,10 +1,10 @@
 """Run command: start a program of your own.
 
 Why: the guard cannot know your site: a ticket, a copy of the logs, a check of the node.
-Does: starts the program without a shell, with the incident as JSON on stdin and only PATH, HOME, LANG and GUARD_RUN_DIR in
-    its environment. The step does not wait; exit code and the last 4 kB of output are journaled when it ends. A program
-    that fails is journaled and changes nothing; after `timeout`, and when the run ends, it is killed with all it started.
-    Once per incident. Arguments are not journaled; what it prints is.
+Does: starts the program without a shell, with the incident as JSON on stdin and only PATH, HOME, LANG and
+    GUARD_RUN_DIR in its environment. The step does not wait; exit code and the last 4 kB of output are journaled when it
+    ends. A program that fails is journaled and changes nothing; after `timeout`, and when the run ends, it is killed
+    with all it started. Once per incident. Arguments are not journaled; what it prints is.
 
 Args:
     command: the program and its arguments, a list; no shell reads it.

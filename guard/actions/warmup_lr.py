@@ -1,8 +1,8 @@
 """Warm up LR: start with a small share of the learning rate and return to it step by step.
 
 Why: after a rollback or a reset of the moments, the first full-length steps are the likeliest to break the run again.
-Does: a factor on top of the standing multiplier rises linearly from `from` to 1. The schedule goes on beneath it, and so
-    does a `scale_lr`, its `min_lr` and its `recover`. Time is counted in ticks: a rollback does not start it anew.
+Does: a factor on top of the standing multiplier rises linearly from `from` to 1. The schedule goes on beneath it, and
+    so does a `scale_lr`, its `min_lr` and its `recover`. Time is counted in ticks: a rollback does not start it anew.
 
 Args:
     steps: length of the ramp [ticks], >= 1.
@@ -35,8 +35,12 @@ class WarmupLR(Action):
 
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         until = run.warmup_lr(self.params.steps, self.params.from_)
-        return Result("warmup_lr", f"began to warm the learning rate up from {self.params.from_:.3g} of it over "
-                      f"{self.params.steps} steps", {"warmup": {"from": self.params.from_, "until": until}}, standing=True)
+        return Result("warmup_lr", f"began to warm the learning rate up from {self._share} over {self.params.steps} steps",
+                      {"warmup": {"from": self.params.from_, "until": until}}, standing=True)
 
     def describe(self) -> str:
-        return f"warm the learning rate up from {self.params.from_:.3g} of it over {self.params.steps} steps"
+        return f"warm the learning rate up from {self._share} over {self.params.steps} steps"
+
+    @property
+    def _share(self) -> str:
+        return f"{100 * self.params.from_:.3g} % of it"

@@ -30,10 +30,10 @@ def receivers(run_dir: Path) -> list[ReceiverSpec] | str:
 
 def courier(run_dir: Path, specs: list[ReceiverSpec], say: Callable[[str], None], home: Path | None = None) -> Courier:
     """A courier of this process."""
-    from guard.incidents.plot import render_in_subprocess
+    from guard.notify.evidence import make_in_subprocess
     from guard.notify import Courier
 
-    return Courier(run_dir, specs, clock=_runs.CLOCK, home=home, plot=render_in_subprocess, say=say)
+    return Courier(run_dir, specs, clock=_runs.CLOCK, home=home, plot=make_in_subprocess, say=say)
 
 
 def untold(run_dir: Path) -> list[Pending] | str:

@@ -9,7 +9,8 @@ from guard.incidents.rundir import SIGNAL_COLUMNS
 from guard.types import Entry, Mode
 
 _TAIL = 4096    # bytes read from the end of signals.csv
-_ENDED = {"the learning rate is back at the schedule's": "lr", "the precision override has ended": "precision"}
+_ENDED = {"the learning rate is back at the schedule's": "scale_lr", "the precision override has ended": "precision",
+          "the standing clip has ended": "clip", "the learning rate has warmed up": "warmup_lr"}
 
 
 @dataclass(slots=True)
@@ -68,12 +69,11 @@ def _apply(now: InForce, incident: str, result: Entry) -> None:
 
 
 def _end(now: InForce, what: str) -> None:
-    if what == "lr":
+    if what == "scale_lr":
         now.lr_multiplier = 1.0
-    else:
+    elif what == "precision":
         now.precision = None
-    ended = "scale_lr" if what == "lr" else "precision"
-    now.changes = [c for c in now.changes if c[1] != ended]
+    now.changes = [c for c in now.changes if c[1] != what]
 
 
 def last_signals(run_dir: Path) -> dict[str, float] | None:

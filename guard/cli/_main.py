@@ -19,6 +19,7 @@ from guard.cli import (
     notify,
     observe,
     plugins,
+    resume,
     rollback,
     schema,
     show,
@@ -42,7 +43,7 @@ Exit codes:
   76   kept for runs that their policy stopped
   130  interrupted with Ctrl-C
 """
-_COMMANDS = (init, check, schema, demo, incidents, show, status, observe, enforce, undo, rollback, checkpoint, stop,
+_COMMANDS = (init, check, schema, demo, incidents, show, status, observe, enforce, undo, rollback, checkpoint, resume, stop,
              notify, plugins)
 
 

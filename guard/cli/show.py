@@ -34,10 +34,10 @@ def command(
     run = open_run(run_dir)
     found = _pick(run, incident)
     if plot:
-        from guard.incidents.plot import render_in_subprocess
+        from guard.notify.evidence import make_in_subprocess
 
         there = (run.path / "evidence" / found.id / "plot.png").exists()
-        if not there and render_in_subprocess(run.path, found.id) is None:
+        if not there and make_in_subprocess(run.path, found.id) is None:
             note("the picture could not be drawn")
     if as_json:
         out_json(_facts(run, found))

@@ -14,7 +14,7 @@ Signals: deep.activations, shares of units by layer; from modules of the class R
     or one that is named like them, and RNN with ReLU.
 Cost: nothing between looks; a look reads each activation once, and all its results in one transfer.
 Blind to: activations that are called as functions (`torch.relu`), that run inside a compiled graph, or that need no
-    gradient; batches that show fewer than `values` / 8 numbers of a unit; a trigger's `for:`, since few ticks are looks.
+    gradient; batches that show fewer than `values` / 8 numbers of a unit.
 Raises: PolicyError at load; never at run time.
 Example:
     {type: dead_activations, every: 50 steps, share: 0.5}

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from guard.errors import UsageError
 
-Verb = Literal["observe", "enforce", "undo", "rollback", "stop", "checkpoint"]
+Verb = Literal["observe", "enforce", "undo", "rollback", "stop", "resume", "checkpoint"]
 VERBS: tuple[str, ...] = get_args(Verb)
 _MAX_BYTES = 64 << 10
 
@@ -21,7 +21,8 @@ class Request:
     """What a person asks of a running guard.
 
     Args:
-        verb: observe, enforce (whole run, or one policy), undo (an incident's standing changes), rollback, stop, checkpoint.
+        verb: observe, enforce (whole run, or one policy), undo (an incident's standing changes), rollback, stop,
+            resume (a run that a policy paused), checkpoint.
         author: who asks.
         policy: for observe and enforce; None: the whole run.
         incident: for undo.

@@ -1,15 +1,9 @@
-"""The picture of an incident: loss and gradient norm around it, drawn from the run directory alone.
-
-It is drawn in a process of its own: matplotlib holds the interpreter lock for a second, which training would feel, and
-is not safe beside a script's own use of it.
-"""
+"""The picture of an incident: loss and gradient norm around it, drawn from the run directory alone."""
 
 from __future__ import annotations
 
 import csv
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +13,6 @@ from guard.incidents.rundir import SIGNAL_COLUMNS
 from guard.types import Incident
 
 _BEFORE, _AFTER = 150, 150    # ticks shown around the firing
-_TIMEOUT = 60.0               # [s]
-
-
-def render_in_subprocess(run_dir: Path, incident: str) -> Path | None:
-    """Draws ``evidence/<incident>/plot.png``; None if it could not be drawn."""
-    target = run_dir / "evidence" / incident / "plot.png"
-    try:
-        subprocess.run([sys.executable, "-m", "guard.incidents.plot", str(run_dir), incident], timeout=_TIMEOUT, check=True,
-                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return target if target.exists() else None
 
 
 def render(run_dir: Path, incident_id: str) -> Path:
@@ -104,6 +86,3 @@ def _curve(axis: Any, rows: list[dict[str, float]], column: str, label: str, col
         axis.set_yscale("log")
     axis.set_ylabel(label)
 
-
-if __name__ == "__main__":
-    render(Path(sys.argv[1]), sys.argv[2])

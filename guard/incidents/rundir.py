@@ -111,7 +111,7 @@ class RunDir:
         if now < self._ask_at:
             return False
         self._ask_at = now + _ASK
-        if self._stalled or now - self._alive_at > _ALIVE:
+        if not self.answers:
             return False
         try:
             changed = os.stat(self._control).st_mtime_ns    # noqa: PTH116 - every step; a Path costs five times as much
@@ -121,6 +121,11 @@ class RunDir:
             return False
         self._control_seen = changed
         return True
+
+    @property
+    def answers(self) -> bool:
+        """The disk answered a moment ago."""
+        return not self._stalled and self.clock.monotonic() - self._alive_at <= _ALIVE
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file whole (temporary name, then rename); a failure is said once."""

@@ -331,7 +331,8 @@ def _next_rung(rule: Policy, o: Open, now: Moment, furthest: int) -> tuple[int, 
         got_on = now.step >= furthest + rule.verify_for if o.went_back else now.tick > o.fired + 1
         o = replace(o, in_row=0 if got_on else o.in_row + 1)
         return (o.rung + 1, True, replace(o, in_row=0)) if o.in_row >= _SKIPS_IN_A_ROW else (o.rung, False, o)
-    if all(a.action.repeatable for a in rung):
+    remedies = [a for a in rung if a.action.remedy]
+    if remedies and all(a.action.repeatable for a in remedies):
         return o.rung, False, o
     return o.rung + 1, True, o
 

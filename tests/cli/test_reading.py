@@ -104,7 +104,7 @@ def test_show_takes_the_latest_or_a_name_alone(guard, night):
 
 def test_show_draws_the_picture_if_asked(guard, night, monkeypatch):
     asked = []
-    monkeypatch.setattr("guard.incidents.plot.render_in_subprocess", lambda *a: asked.append(a))
+    monkeypatch.setattr("guard.notify.evidence.make_in_subprocess", lambda *a: asked.append(a))
     assert "could not be drawn" in guard("show", "runs/exp1", "i0001", "--plot").err
     assert asked == [(Path("runs/exp1"), "i0001")]
 

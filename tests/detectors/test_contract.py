@@ -7,9 +7,10 @@ import json
 import math
 import random
 import sys
+from typing import Any
 
 import pytest
-from detectors.traces import REQUIRED, make
+from detectors.traces import REQUIRED, layer, look, looked_at, make, units, update
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
@@ -38,8 +39,22 @@ def bumpy(ticks: int, seed: int = 0, start: int = 0) -> list[Signals]:
         signals.append(Signals(
             t, t, loss if known else NAN, INF if over else norm, 1e-3 if t < 200 else 1e-2, loss_known=known,
             loss_scale=0.5 if over else 1024.0, overflow=over, params=0 if 130 < t < 160 else 4,
-            metrics={"val_loss": 0.5 + abs(t - 150) / 100} if t % 20 == 0 else None))
+            metrics={"val_loss": 0.5 + abs(t - 150) / 100} if t % 20 == 0 else None, deep=looks(t, r)))
     return signals
+
+
+def looks(t: int, r: random.Random) -> dict[str, Any] | None:
+    """Healthy up to 200, then not, and sometimes partial."""
+    if t % 3 == 1:
+        return None
+    deep = look(t, r)
+    if t > 200:
+        deep["seconds"] *= 50
+        deep["inputs"] |= {"finite": t % 5 > 0, "zero": t % 7 == 0, "peak": 1e4 if t % 4 == 0 else 3.0}
+        deep["layers"] |= {"a": layer(spread=0.0, norm=2.0 ** (t - 200), peak=1e5)}
+        deep["updates"]["layers"] |= {"a": update(ratio=10.0), "b": update(ratio=1e-9)}
+        deep["activations"] |= {"relu": units("dead", 0.9), "tanh": units("saturated", 0.9)}
+    return {key: deep[key] for key in deep if r.random() < 0.9}
 
 
 def take(detector: Detector, s: Signals) -> Detection | None:
@@ -104,6 +119,13 @@ STRANGE = {
     "growing without end": [Signals(t, t, 10.0**t, 10.0**t, 1e-3) for t in range(300)],
     "odd metrics": [Signals(t, t, 1.0, 1.0, metrics={"val_loss": NAN, "x": INF} if t % 2 else {}) for t in range(250)],
     "zero after noise": bumpy(40) + [Signals(t, t, 0.0, 0.0, 0.0) for t in range(40, 250)],
+    "empty looks": looked_at([{}, {"layers": {}, "updates": {"tick": 0, "lr": 0.0, "layers": {}}, "activations": {}}] * 100),
+    "odd looks": looked_at([{
+        "seconds": x, "inputs": {"finite": False, "peak": x, "zero": True, "ignored": True},
+        "layers": {"a": layer(grad=x, norm=x, peak=x, spread=x), "b": layer(size=1, grad=None)},
+        "updates": {"tick": t, "lr": x, "layers": {"a": update(rms=x, ratio=x, grad=x), "b": update(grad=None)}},
+        "activations": {"a": units("dead", x, values=0), "b": {"saturated": [], "units": 0, "values": 0}, "c": {}},
+    } for t, x in enumerate([NAN, INF, 0.0, -1.0, 1e308, 5e-324] * 40)]),
     "always overflowing": [Signals(t, t, 1.0, INF, loss_scale=2.0**-t, overflow=True) for t in range(250)],
 }  # fmt: skip
 

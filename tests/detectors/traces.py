@@ -57,6 +57,44 @@ def at(ticks: Sequence[int], factor: float, curve: Curve) -> Curve:
     return lambda t, r: curve(t, r) * (factor if t in ticks else 1.0)
 
 
+def layer(**changes: Any) -> dict[str, Any]:
+    """What a look shows of one healthy weight matrix."""
+    return {"size": 100, "dims": 2, "grad": 0.1, "norm": 1.0, "peak": 0.3, "spread": 0.6} | changes
+
+
+def update(**changes: Any) -> dict[str, Any]:
+    """What a look shows of one healthy update."""
+    return {"dims": 2, "rms": 0.1, "ratio": 1e-3, "grad": 0.1} | changes
+
+
+def inputs(**changes: Any) -> dict[str, Any]:
+    """What a look shows of one healthy batch."""
+    return {"finite": True, "peak": 3.0, "zero": False, "ignored": False} | changes
+
+
+def units(kind: str, share: float, looks: int = 8, values: int = 64) -> dict[str, Any]:
+    """What a look shows of one layer's units, `share` of which have been idle for `looks` looks."""
+    return {kind: [share] * looks + [0.0] * (8 - looks), "units": 10, "values": values}
+
+
+def look(t: int, r: random.Random) -> dict[str, Any]:
+    """Everything that a look into a healthy model shows."""
+    idle = [0.9**n * r.random() for n in range(1, 9)]
+    return {
+        "seconds": math.exp(0.2 * r.gauss(0, 1)),
+        "inputs": inputs(peak=3.0 + r.random()),
+        "layers": {"a": layer(norm=1 + t / 300), "bias": layer(dims=1, norm=0.0, spread=0.0, peak=0.0)},
+        "updates": {"tick": t - 1, "lr": 1e-3, "layers": {"a": update(ratio=1e-3 * math.exp(r.gauss(0, 1)))}},
+        "activations": {"relu": {"dead": [x / 2 for x in idle], "units": 8, "values": 32},
+                        "tanh": {"saturated": [x / 3 for x in idle], "units": 8, "values": 128}},
+    }  # fmt: skip
+
+
+def looked_at(looks: Sequence[dict[str, Any] | None], **fields: Any) -> list[Signals]:
+    """One ordinary tick for each of `looks`."""
+    return [Signals(t, t, 1.0, 1.0, 1e-3, deep=deep, **fields) for t, deep in enumerate(looks)]
+
+
 # Runs in good health, each of a kind that has made some monitor cry wolf.
 HEALTHY: dict[str, list[Signals]] = {
     "language model": trace(
@@ -94,5 +132,6 @@ HEALTHY: dict[str, list[Signals]] = {
         lambda t, r: (3, 20, 60, 30, 20, 10, 5)[t] if t < 7 else math.exp(0.2 * r.gauss(0, 1))),
     "full batch": trace(1000, falling(2.3, 0.001, 200), falling(1.0, 0.001, 220)),
     "nothing left to learn": trace(300, lambda t, r: 0.0 if t > 40 else math.exp(-t / 10), lambda t, r: float(t <= 40)),
+    "looked into": looked_at([look(t, random.Random(t)) if t % 3 == 0 else None for t in range(900)]),
     "generator of a GAN": trace(1500, lambda t, r: 0.7 + 3 * (1 - math.exp(-t / 1000)) + 0.1 * r.gauss(0, 1)),
 }  # fmt: skip

@@ -53,14 +53,7 @@ def test_it_is_drawn_with_the_rows_there_are(tmp_path: Path, csv: bool) -> None:
     assert is_png(path)
 
 
-def test_it_is_drawn_in_a_process_of_its_own(tmp_path: Path) -> None:
-    path = plot.render_in_subprocess(a_night(tmp_path / "run"), "i0001")
-    assert path is not None
-    assert is_png(path)
-
-
 def test_an_incident_that_nobody_knows_has_no_picture(tmp_path: Path) -> None:
     run_dir = a_night(tmp_path / "run")
-    assert plot.render_in_subprocess(run_dir, "i0099") is None
     with pytest.raises(KeyError):
         plot.render(run_dir, "i0099")

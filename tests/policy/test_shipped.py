@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from detectors.traces import HEALTHY, play
 
 from guard import policy
+from guard.detectors import DETECTORS
 from guard.policy import files
 
 FOLDER = Path(__file__).parents[2] / "policies"
@@ -105,6 +107,17 @@ def test_windows_stay_where_the_detectors_were_tuned(name: str) -> None:
     for p in policy.load(name).policies:
         for leaf in policy.leaves(p.trigger):
             assert 50 <= getattr(leaf.params, "window", 50) <= 160 or leaf.type == "lr_jump"
+
+
+@pytest.mark.parametrize("name", ["finetuning", "vision"])    # the others change no parameter of a detector
+def test_what_a_preset_changes_in_a_detector_leaves_healthy_runs_alone(name: str) -> None:
+    usual = {leaf for p in policy.load("default").policies for leaf in policy.leaves(p.trigger)}
+    changed = {leaf for p in policy.load(name).policies for leaf in policy.leaves(p.trigger)} - usual
+    assert changed
+    for leaf in changed:
+        cls = DETECTORS.get(leaf.type)
+        assert cls is not None
+        assert {kind: play(cls(leaf.params), run) for kind, run in HEALTHY.items()} == {kind: {} for kind in HEALTHY}
 
 
 def test_pretraining_goes_back_and_skips_before_it_cuts_the_rate() -> None:

@@ -1,0 +1,53 @@
+"""The evidence folder of an incident: picture and report, made in a process of its own.
+
+matplotlib holds the interpreter lock for a second, which training would feel, and is not safe beside a script's own use
+of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from guard.incidents import IncidentLog, plot, read_journal
+from guard.notify import render
+
+_TIMEOUT = 60.0    # [s]
+
+
+def make_in_subprocess(run_dir: Path, incident: str) -> Path | None:
+    """Makes ``evidence/<incident>/plot.png`` and ``report.md``; the picture's path, or None if it could not be drawn."""
+    target = run_dir / "evidence" / incident / "plot.png"
+    try:
+        subprocess.run([sys.executable, "-m", "guard.notify.evidence", str(run_dir), incident], timeout=_TIMEOUT, check=True,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return target if target.exists() else None
+
+
+def make(run_dir: Path, incident_id: str) -> None:
+    """Makes both here and now.
+
+    Raises:
+        KeyError: the journal knows no such incident.
+    """
+    picture = plot.render(run_dir, incident_id)
+    log = IncidentLog(read_journal(run_dir))
+    (picture.parent / "report.md").write_text(report(log, incident_id), encoding="utf-8")
+
+
+def report(log: IncidentLog, incident_id: str) -> str:
+    """The incident as a Markdown page."""
+    incident = log.incidents[incident_id]
+    message = render.root(log, incident)
+    parts = [f"# {message.first_line}", message.headline]
+    parts.append("\n".join(["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in message.fields)]))
+    parts += [f"## {title}\n\n{body}" for title, body in message.sections]
+    parts += ["![loss and gradient norm](plot.png)", f"`{message.command}`"]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), sys.argv[2])
