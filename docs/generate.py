@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from guard.actions import ACTIONS
+from guard.actions import ACTIONS, STRENGTH
 from guard.cli.check import _clauses, _last_colon  # laid out as `guard check` does it
 from guard.detectors import DETECTORS
 from guard.policy import Checkpoints, Disk, Limits, Policy, PolicySet, Receiver, explain, load
@@ -62,7 +62,7 @@ def actions() -> str:
     return f"""# Actions
 
 What a policy can do: `actions: [{{type: NAME, ...parameters}}]`, or rung by rung under `attempts:`. If several policies
-fire in one tick, the strongest action decides: stop, rollback, skip_step, clip, scale_lr, then the others.
+fire in one tick, the strongest action decides: {', '.join(STRENGTH)}, then the others.
 
 {overview(ACTIONS, "what it does")}
 {"".join(page(ACTIONS, name) for name in built_in(ACTIONS))}"""
@@ -127,7 +127,7 @@ def classic_rule() -> str:
 
 The classic rule calls it an oscillation when the standard deviation of the last {WIDTH} losses is above {RATIO} of
 their mean. A loss that falls fast has a large deviation because it falls, and one near zero has a large ratio because
-its mean is small: the rule alarms on runs that could not go better, and a guard that acts on it cuts their learning rate.
+its mean is small: the rule alarms on runs that could not go better, and a guard that acts on it cuts their rate.
 `oscillation` takes the trend out and asks for lost ground. Both rules on three seeded traces:
 
 {table(head, rows)}

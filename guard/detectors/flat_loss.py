@@ -4,7 +4,7 @@ Why it matters: the program is wrong (softmax twice, shuffled labels, wrong targ
     steps; nothing later in the loop will mend it, and a night of it is a night lost.
 Fires when: no quarter window was ever better than the start level by `moved`, and in two judgements running the
     window lies above 0.98 of that level, shows no trend (|t| < 2.5) and is quiet (deviation < 0.04 of the level;
-    three times that if it is 5 % worse than at the start). Nothing is judged while the rate rises, nor before the
+    three times that if it is clearly worse than at the start). Nothing is judged while the rate rises, nor before the
     rates add up to 0.05: no step of Adam moves a weight by much more than the rate, so fine-tuning at 1e-5 is slow,
     not flat.
 
@@ -87,7 +87,8 @@ class FlatLoss(Windowed):
         level = self.start if trivial is None else trivial
         means = [b.mean for b in blocks]
         mean, sd = sum(means) / BLOCKS, math.sqrt(sum(b.var for b in blocks) / BLOCKS)
-        quiet = _QUIET if mean < 1.05 * level else 3.0 * _QUIET
+        worse = mean > 1.05 * level and mean - level > 4.0 * sd / math.sqrt(FIRST)    # not by the luck of its first losses
+        quiet = 3.0 * _QUIET if worse else _QUIET
         if mean < 0.98 * level or sd > quiet * level or (trivial is not None and mean > 1.02 * level):
             return None
         if self.travel < _TRAVEL or blocks[-1].lr > 1.02 * blocks[0].lr or abs(line(means)[1]) > 2.5:
