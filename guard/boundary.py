@@ -59,8 +59,12 @@ class Boundary:
             self._interval.taken(live.step)
         if live.feed is not None and live.feed.at_pass_start:
             self.cross_border(live.feed.pass_number)
-        if self._responder.acting and (self.history_starts or live.wants_snapshot or self._interval.due(live.step)):
+        if self._responder.acting and (self.history_starts or live.wants_snapshot or self._due()):
             self._take_snapshot()
+
+    def _due(self) -> bool:
+        """One on probation is waited for: a newer one in its place would never get through either."""
+        return self._live.ring.candidate is None and self._interval.due(self._live.step)
 
     def cross_border(self, number: int) -> None:
         """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run again, so

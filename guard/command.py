@@ -20,7 +20,7 @@ _LOOK = 0.05     # [s] between looks at the clock
 _PASSED_ON = ("PATH", "HOME", "LANG")
 
 
-def run(command: Sequence[str], text: bytes, run_dir: Path, timeout: float, clock: Clock,
+def run(command: Sequence[str], text: bytes, run_dir: Path, *, timeout: float, clock: Clock,
         enough: threading.Event) -> dict[str, Any]:
     """Runs it to its end, or for `timeout` [s].
 

@@ -26,7 +26,7 @@ class TooLargeError(Exception):
 
 @torch.no_grad()
 def layer_table(model: nn.Module, grad_scale: float) -> str:
-    """CSV, one row per parameter and buffer; min, max and mean are those of the finite elements.
+    """CSV, a row per parameter and buffer; minimum (inf if none), maximum and mean are those of the finite elements.
 
     Args:
         grad_scale: what the gradients are still multiplied with.
@@ -41,8 +41,12 @@ def layer_table(model: nn.Module, grad_scale: float) -> str:
         weight, gradient = next(numbers), next(numbers)
         scaled = [v / grad_scale for v in gradient[:3]] + gradient[3:]
         writer.writerow([name, "x".join(map(str, p.shape)), str(p.dtype).removeprefix("torch."),
-                         *(f"{v:.7g}" for v in weight or [float("nan")] * 4), *(f"{v:.7g}" for v in scaled)])
+                         *_cells(weight), *_cells(scaled)])
     return out.getvalue()
+
+
+def _cells(row: list[float]) -> list[str]:
+    return [f"{v:.7g}" for v in row] or [""] * 4    # no element: nothing to say
 
 
 def _statistics(tensor: Tensor | None) -> Tensor | None:
@@ -57,7 +61,7 @@ def _statistics(tensor: Tensor | None) -> Tensor | None:
     count = finite.sum()
     zero = torch.where(finite, x, 0.0)
     return torch.stack([torch.where(finite, x, torch.inf).amin(), torch.where(finite, x, -torch.inf).amax(),
-                        zero.sum() / count.clamp(min=1), 1.0 - count / x.numel()]).double().cpu()
+                        zero.sum() / count.clamp(min=1), 1.0 - count / x.numel()]).cpu().double()
 
 
 def _read(rows: Sequence[Tensor | None]) -> list[list[float]]:

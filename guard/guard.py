@@ -32,6 +32,9 @@ from guard.slot import Slot
 from guard.types import Incident, Mode, Signals
 
 
+_FLUSH = 0.2    # [s] of `close` that are left for the disk
+
+
 class Guard:
     """Protects one training run. Made by `guard.attach`; see there for the arguments.
 
@@ -302,6 +305,9 @@ class Guard:
         live = self.live
         if live.left_out:
             slot.optimizer._opt_called = True  # type: ignore[attr-defined] # else schedulers warn about their order
+        if len(self._slots) > 1:
+            for other in self._slots:
+                other.loss.forget_heard()
         if slot is not self._clock_slot:
             return
         if live.scales_lr:
@@ -464,9 +470,10 @@ class Guard:
         status = "stopped" if self.live.stopping else "crashed" if crashed else "finished"
         self.report.finished(status, self.summary())
         self.detach()
+        until = self._files.clock.monotonic() + timeout
         for end in self.on_close:
-            end(timeout)
-        self._files.close(timeout)
+            end(max(0.0, timeout - _FLUSH))
+        self._files.close(max(_FLUSH, until - self._files.clock.monotonic()))
 
     def _verify_close(self) -> None:
         """The last update is checked too; nothing that comes of it may raise here."""
@@ -546,7 +553,8 @@ class Guard:
         done = self.live.errands.done
         while done:
             incident, name, outcome = done.popleft()
-            self.report.write("incident_evidence", incident=incident, evidence={name: outcome})
+            if incident:
+                self.report.write("incident_evidence", incident=incident, evidence={name: outcome})
 
     def _report_failures(self, bank: Bank) -> None:
         for name, error in bank.failed:

@@ -73,6 +73,7 @@ class LiveRun:
         self._once: set[tuple[str, str]] = set()
         self._batches: list[Any] = []
         self._rng: RngState | None = None
+        self._kept = (-1, -1)    # tick and window of those batches
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._buffers = ChangedBuffers(model)
         self._usual_grad_norm = usual_grad_norm
@@ -226,7 +227,7 @@ class LiveRun:
                        "incident": errands.facts(incident)})
 
         def work(enough: Any) -> dict[str, Any]:
-            return commands.run(command, text, errands.run_dir, timeout, errands.clock, enough)
+            return commands.run(command, text, errands.run_dir, timeout=timeout, clock=errands.clock, enough=enough)
 
         if wait:
             return errands.wait(work, timeout)
@@ -236,9 +237,10 @@ class LiveRun:
     # ---- what the guard asks for
 
     def keep(self, batch: Any) -> None:
-        """A micro-batch of this iteration, by reference; before the first one, the random states."""
-        if not self._batches:
-            self._rng = RngState.capture()
+        """A micro-batch of this iteration, by reference; with the first one, the random states."""
+        iteration = (self.tick, self.position)
+        if iteration != self._kept:
+            self._kept, self._batches, self._rng = iteration, [], RngState.capture()
         self._batches.append(batch)
 
     @property
@@ -365,8 +367,6 @@ class LiveRun:
                 optimizer_state.reset(self.optimizers, everything=self._reset)
             self.loss_scale.settle()
         self._reset = None
-        if self.keeps_batches:
-            self._batches, self._rng = [], RngState.capture()
         self._buffers.remember()
         return restores
 

@@ -185,7 +185,7 @@ def test_a_built_in_name_is_taken_before_anything_was_looked_up() -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Importing the built-in ones again would not run their decorators again.
         patch.setattr(fresh, "_load_built_in", lambda: fresh.register("loss_spike")(DETECTORS.get("loss_spike")))
-        with pytest.raises(guard.UsageError, match=r"called 'loss_spike': guard\.detectors\.loss_spike\.LossSpike and "):
+        with pytest.raises(guard.UsageError, match=r"'loss_spike': guard\.detectors\.loss_spike\.LossSpike and "):
             fresh.register("loss_spike")(tilt())
 
 

@@ -2,8 +2,8 @@
 
 Why: the guard cannot know your site: a ticket, a copy of the logs, a check of the node.
 Does: starts the program without a shell, with the incident as JSON on stdin and only PATH, HOME, LANG and
-    GUARD_RUN_DIR in its environment. The step does not wait; exit code and the last 4 kB of output are journaled when it
-    ends. A program that fails is journaled and changes nothing; after `timeout`, and when the run ends, it is killed
+    GUARD_RUN_DIR in its environment. The step does not wait; exit code and the last 4 kB of output are journaled when
+    it ends. A program that fails is journaled and changes nothing; after `timeout`, and when the run ends, it is killed
     with all it started. Once per incident. Arguments are not journaled; what it prints is.
 
 Args:
@@ -30,7 +30,7 @@ from guard.units import Seconds
 
 def _no_shell(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return value
+        return tuple(value)
     raise ValueError(f"expected a list of arguments, no shell, got {value!r}")
 
 

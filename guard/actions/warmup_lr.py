@@ -35,7 +35,8 @@ class WarmupLR(Action):
 
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         until = run.warmup_lr(self.params.steps, self.params.from_)
-        return Result("warmup_lr", f"began to warm the learning rate up from {self._share} over {self.params.steps} steps",
+        ramp = f"from {self._share} over {self.params.steps} steps"
+        return Result("warmup_lr", f"began to warm the learning rate up {ramp}",
                       {"warmup": {"from": self.params.from_, "until": until}}, standing=True)
 
     def describe(self) -> str:

@@ -30,7 +30,7 @@ class Ring:
         self._forget(old)
 
     def add(self, snapshot: Snapshot) -> None:
-        """A new snapshot, on probation. One still on probation gives way only if it is no further."""
+        """A new snapshot, on probation; one that still was gives way."""
         old, self.candidate = self.candidate, snapshot
         self._forget([old] if old else [])
         self._promote()

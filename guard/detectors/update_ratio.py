@@ -3,7 +3,7 @@
 Why it matters: a healthy step moves weights by about a thousandth of their size. A tenth destroys in ten steps what
     was learnt; a millionth is a rate forgotten in its exponent, or an update that rounds to nothing in BF16.
 Fires when: |dw| / |w| of one weight matrix is above `high`, or below `low` while the learning rate is at least a
-    hundredth and the layer's gradient at least a thousandth of its largest so far, in `looks` looks in a row.
+    tenth and the layer's gradient at least a thousandth of its largest so far, in `looks` looks in a row.
 
 Args:
     every: ticks between two looks [steps], >= 1. Default 50.
@@ -34,7 +34,7 @@ from guard.detectors._base import detector
 from guard.detectors._looks import Fault, Looking
 from guard.types import Signals
 
-_RATE = 1e-2  # share of the largest rate below which small updates are meant
+_RATE = 0.1  # share of the largest rate below which small updates are meant
 _GRADIENT = 1e-3  # share of the layer's largest gradient below which small updates follow from it
 _TINY = 1e-4  # root mean square of weights that are still on their way from zero
 

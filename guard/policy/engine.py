@@ -20,6 +20,9 @@ from guard.types import Detection, Mode, Status
 NEVER = 1 << 62
 # After so many skips in a row with which the run did not get on, the fault is not in the data.
 _SKIPS_IN_A_ROW = 3
+# Data that was bad when it was replayed may be a whole shard.
+_SHARD = 32
+_SEEN = 64    # windows of firings that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Open:
 
     Args:
         rung: index of the last attempt; -1 before the first.
-        position: window of the last attempt.
+        position: window of the last attempt; `seen`: windows at which it fired, of late.
         passed: furthest step at which it fired; a replay must get past it before quiet ticks count.
         reproduced: the fault came back when the same data was replayed, so it is not the state's.
         went_back: the last attempt rolled back.
@@ -68,6 +71,7 @@ class Open:
     fired: int = 0
     attempted: int = -1
     position: int = -1
+    seen: tuple[int, ...] = ()
     passed: int = -1
     reproduced: bool = False
     went_back: bool = False
@@ -290,7 +294,7 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
         if now.tick - p.closed < rule.limits.cooldown and detection.detector != "non_finite":
             return None
         p = t.policies[index] = replace(p, open=Open(_incident_id(t.opened), now.tick, fired=now.tick, passed=now.step,
-                                                     observed=observed))
+                                                     seen=(now.position,), observed=observed))
         t.opened += 1
         assert p.open is not None
         if observed:
@@ -304,6 +308,7 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
     o = replace(p.open, count=p.open.count + 1, passed=max(p.open.passed, now.step))
     t.events.append(Fired(o.id, o.count, detection))
     rung, escalated, o = _next_rung(rule, o, now, p.open.passed)
+    o = replace(o, seen=(*o.seen, now.position)[-_SEEN:])
     t.policies[index] = replace(p, open=replace(o, fired=now.tick))
     if o.spent or observed:
         return None
@@ -324,13 +329,15 @@ def _next_rung(rule: Policy, o: Open, now: Moment, furthest: int) -> tuple[int, 
     if rule.repeats or o.attempted == now.tick:    # several optimizers may show one fault in one tick
         return o.rung, False, o
     rung = rule.attempts[o.rung]
-    same_data = now.position == o.position
-    if same_data:
-        return o.rung + 1, True, replace(o, reproduced=o.reproduced or _replays(rung), in_row=0)
+    if _replays(rung) and now.position in o.seen:
+        o = replace(o, reproduced=True)
+    if now.position == o.position:
+        return o.rung + 1, True, replace(o, in_row=0)
     if _leaves_data_out(rung):
         got_on = now.step >= furthest + rule.verify_for if o.went_back else now.tick > o.fired + 1
         o = replace(o, in_row=0 if got_on else o.in_row + 1)
-        return (o.rung + 1, True, replace(o, in_row=0)) if o.in_row >= _SKIPS_IN_A_ROW else (o.rung, False, o)
+        most = _SHARD if o.reproduced and not o.went_back else _SKIPS_IN_A_ROW
+        return (o.rung + 1, True, replace(o, in_row=0)) if o.in_row >= most else (o.rung, False, o)
     remedies = [a for a in rung if a.action.remedy]
     if remedies and all(a.action.repeatable for a in remedies):
         return o.rung, False, o

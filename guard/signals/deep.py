@@ -58,18 +58,18 @@ class Deep:
         self._late: _Batch | None = None    # a large one, for the case that the step turns out to be bad
         self._marks = Marks()
         self._armed = self._inside = False
-        self._standing: list[Callable[[], None]] = []    # undo what stays on from tick to tick
-        self._passing: list[Callable[[], None]] = []     # and what goes after this look
+        self._standing: list[Callable[[], None]] = []    # undo what tells of a forward pass
+        self._passing: list[Callable[[], None]] = []     # and what was put on for this look
         self._error: Exception | None = None
 
     # ---- what the guard calls
 
     def start(self) -> None:
         """Begins to watch; the first tick is one to look at."""
-        if "inputs" in self._needs:
+        if "inputs" in self._needs or "activations" in self._needs:    # for good: a compiled model notices each change
             self._standing = [_watch(_ENTRIES, m, self, m.register_forward_pre_hook(_enter, with_kwargs=True))
                               for m in self._entries]
-        self._arm()
+        self._armed = self._due("activations")
 
     def stop(self) -> None:
         """Takes every hook off and lets go of all tensors."""
@@ -84,7 +84,10 @@ class Deep:
         """A batch was handed to the loop."""
         if "inputs" in self._needs:
             self._fed = True
-            self._note_batch(batch)
+            try:
+                self._note_batch(batch)
+            except Exception as error:  # noqa: BLE001 - raised again where the guard can switch this off
+                self.failed(error)
 
     def collect(self, loss: float, grad_norm: float, lr: float, scale: float) -> dict[str, Any] | None:
         """Everything that is due in this tick, or None. Called before the update.
@@ -130,19 +133,12 @@ class Deep:
         self._tick = tick
         if not updated:
             self._before = None
-        self._arm()
+        self._armed = self._due("activations")
 
     # ---- inside
 
     def _due(self, need: str) -> bool:
         return need in self._needs and self._tick % self._needs[need] == 0
-
-    def _arm(self) -> None:
-        """Before a tick that is to be looked at: its first training forward pass puts the hooks on."""
-        self._armed = self._due("activations")
-        if self._armed and not self._standing and not self._passing:
-            self._passing = [_watch(_ENTRIES, m, self, m.register_forward_pre_hook(_enter, with_kwargs=True))
-                             for m in self._entries]
 
     def _disarm(self) -> None:
         self._armed = self._inside = False
@@ -154,9 +150,10 @@ class Deep:
         names = {id(p): n for n, p in self._model.named_parameters()}
         found = {id(p): p for o in self._optimizers for g in o.param_groups for p in g["params"]}
         return [(names.get(key, f"parameter {i}"), p) for i, (key, p) in enumerate(found.items())
-                if p.numel() and not nn.parameter.is_lazy(p)]
+                if not nn.parameter.is_lazy(p) and p.numel()]
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module) -> None:
+        """An entry's forward pass begins; only those that train are looked at."""
         self._inside = torch.is_grad_enabled() and self._training in (None, module.training)
         if not self._inside:
             return
@@ -177,14 +174,17 @@ class Deep:
         self._passing += [m.register_forward_hook(_leave).remove for m in self._entries]
 
     def note(self, name: str, module: nn.Module, output: Any) -> None:
+        """An activation module has put something out."""
         if self._inside:
             self._marks.add(name, module, output)
 
     def forward_ends(self, output: Any) -> None:
+        """An entry's forward pass is over."""
         if self._inside:
             self._marks.mark_output(t for t in _tensors(output))
 
     def failed(self, error: Exception) -> None:
+        """A hook, or a look at a batch, raised; `collect` says so."""
         self._error = error
 
     def _note_batch(self, batch: Any) -> None:

@@ -28,6 +28,12 @@ class LossMeter:
             self._pending.clear()
         self._add(loss)
 
+    def forget_heard(self) -> None:
+        """Another optimizer has stepped: what was only heard before that was its loss."""
+        if not self._stated:
+            self._sum, self._count = 0.0, 0
+            self._pending.clear()
+
     def hear(self, loss: torch.Tensor) -> None:
         """Takes what a backward pass started from (scalar)."""
         if not self._stated:

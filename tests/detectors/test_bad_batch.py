@@ -13,7 +13,12 @@ def batches(ticks: int = 60, **odd: dict[str, object]) -> list[Signals]:
 
 @pytest.mark.parametrize(
     ("odd", "said"),
-    [({"finite": False}, "NaN or Inf"), ({"zero": True}, "all zero"), ({"ignored": True}, "-100"), ({"peak": 400.0}, "usual")],
+    [
+        ({"finite": False}, "NaN or Inf"),
+        ({"zero": True}, "all zero"),
+        ({"ignored": True}, "-100"),
+        ({"peak": 400.0}, "usual"),
+    ],
 )
 def test_fires_at_the_tick_of_the_batch(odd: dict[str, object], said: str) -> None:
     alarms = play(make("bad_batch"), batches(at_40=odd, at_50=odd))

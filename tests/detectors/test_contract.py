@@ -119,7 +119,8 @@ STRANGE = {
     "growing without end": [Signals(t, t, 10.0**t, 10.0**t, 1e-3) for t in range(300)],
     "odd metrics": [Signals(t, t, 1.0, 1.0, metrics={"val_loss": NAN, "x": INF} if t % 2 else {}) for t in range(250)],
     "zero after noise": bumpy(40) + [Signals(t, t, 0.0, 0.0, 0.0) for t in range(40, 250)],
-    "empty looks": looked_at([{}, {"layers": {}, "updates": {"tick": 0, "lr": 0.0, "layers": {}}, "activations": {}}] * 100),
+    "empty looks": looked_at([
+        {}, {"layers": {}, "updates": {"tick": 0, "lr": 0.0, "layers": {}}, "activations": {}}] * 100),
     "odd looks": looked_at([{
         "seconds": x, "inputs": {"finite": False, "peak": x, "zero": True, "ignored": True},
         "layers": {"a": layer(grad=x, norm=x, peak=x, spread=x), "b": layer(size=1, grad=None)},

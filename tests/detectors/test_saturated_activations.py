@@ -4,8 +4,8 @@ from detectors.traces import fires, looked_at, make, play, units
 
 
 def test_fires_on_the_third_look() -> None:
-    looks = [{"activations": {"tanh": units("saturated", 0.8 if t >= 10 else 0.0, min(8, max(1, t - 9)))}} for t in range(20)]
-    alarms = play(make("saturated_activations"), looked_at(looks))
+    shown = [units("saturated", 0.8 if t >= 10 else 0.0, min(8, max(1, t - 9))) for t in range(20)]
+    alarms = play(make("saturated_activations"), looked_at([{"activations": {"tanh": u}} for u in shown]))
     assert list(alarms) == list(range(12, 20))
     assert alarms[12].since == 10
     assert "80% of the 10 units of tanh were at a flat end" in alarms[12].message

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from guard.types import Signals
 
 
-def updates(of: Callable[[int], dict[str, object]], ticks: int = 60, lr: Callable[[int], float] = lambda t: 1e-3) -> list[Signals]:
+def updates(of: Callable[[int], dict[str, object]], lr: Callable[[int], float] = lambda t: 1e-3) -> list[Signals]:
     """A look every 5 ticks, known one tick later."""
     return looked_at([{"updates": {"tick": t - 1, "lr": lr(t), "layers": {"w": of(t), "b": update(dims=1, ratio=9.0)}}}
-                      if t % 5 == 1 else None for t in range(ticks)])  # fmt: skip
+                      if t % 5 == 1 else None for t in range(60)])  # fmt: skip
 
 
 def test_too_large() -> None:
@@ -50,8 +50,9 @@ def test_stays_silent(of: Callable[[int], dict[str, object]]) -> None:
 
 
 def test_a_rate_near_its_end_explains_small_updates() -> None:
-    assert fires("update_ratio", updates(lambda t: update(ratio=1e-3 if t < 30 else 1e-9), lr=lambda t: 1e-3 if t < 30 else 1e-9)) == []
-    assert fires("update_ratio", updates(lambda t: update(ratio=0.0), lr=lambda t: 0.0)) == []
+    ends = updates(lambda t: update(ratio=1e-3 if t < 30 else 1e-9), lambda t: 1e-3 if t < 30 else 1e-9)
+    assert fires("update_ratio", ends) == []
+    assert fires("update_ratio", updates(lambda t: update(ratio=0.0), lambda t: 0.0)) == []
 
 
 def test_no_range_is_refused() -> None:

@@ -90,9 +90,9 @@ def look(t: int, r: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def looked_at(looks: Sequence[dict[str, Any] | None], **fields: Any) -> list[Signals]:
+def looked_at(looks: Sequence[dict[str, Any] | None]) -> list[Signals]:
     """One ordinary tick for each of `looks`."""
-    return [Signals(t, t, 1.0, 1.0, 1e-3, deep=deep, **fields) for t, deep in enumerate(looks)]
+    return [Signals(t, t, 0.5 + math.exp(-t / 200), 1.0, 1e-3, deep=deep) for t, deep in enumerate(looks)]
 
 
 # Runs in good health, each of a kind that has made some monitor cry wolf.

@@ -54,8 +54,8 @@ class Run:
 class Hooks:
     """What a loop calls, with or without a guard."""
 
+    backward: Callable[[Tensor], Any]
     autocast: Any = torch.autocast
-    backward: Callable[[Tensor], Any] = Tensor.backward
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,13 @@ def gratings() -> Set:
 
 @functools.cache
 def rolling() -> Set:
-    """Series of 16 ticks of two sensors; the class is the frequency, one of five."""
+    """Series of 16 ticks of two sensors a quarter turn apart; the class is the frequency, one of five."""
     g = generator(2)
     y = torch.randint(5, (1400,), generator=g)
     speed = 0.35 + 0.3 * y + 0.04 * torch.randn(1400, generator=g)
     t = torch.arange(16.0)
-    phase = 2 * math.pi * torch.rand(1400, 2, generator=g)
-    x = (speed[:, None, None] * t[:, None] + phase[:, None]).sin() + 0.3 * torch.randn(1400, 16, 2, generator=g)
+    phase = 2 * math.pi * torch.rand(1400, 1, generator=g) + torch.tensor([0.0, math.pi / 2])
+    x = (speed[:, None, None] * t[:, None] + phase[:, None]).sin() + 0.25 * torch.randn(1400, 16, 2, generator=g)
     return Set(x, y, 250)
 
 
@@ -126,16 +126,16 @@ class Gru(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A small transformer over a series."""
+    """A small transformer over a series; two ticks are one token."""
 
     def __init__(self, *, layers: int, norm_first: bool, dropout: float = 0.0) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(24, 2, 64, dropout, batch_first=True, norm_first=norm_first)
-        self.enter, self.places = nn.Linear(2, 24), nn.Parameter(0.1 * torch.randn(16, 24))
+        layer = nn.TransformerEncoderLayer(24, 2, 48, dropout, batch_first=True, norm_first=norm_first)
+        self.enter, self.places = nn.Linear(4, 24), nn.Parameter(0.1 * torch.randn(8, 24))
         self.body, self.head = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.Linear(24, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.enter(x) + self.places).mean(1))
+        return self.head(self.body(self.enter(x.unflatten(1, (8, 2)).flatten(2)) + self.places).mean(1))
 
 
 class Factors(nn.Module):

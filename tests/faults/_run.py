@@ -126,7 +126,7 @@ def guarded(case: Case, seed: int, policy: Any = "default") -> Trace:
         g = guard.attach(run.model, run.optimizer, policy=policy, scheduler=run.scheduler, scaler=run.scaler,
                          run_dir=f"{folder}/run", receivers=[])
         try:
-            hooks = Hooks(g.autocast, g.backward)
+            hooks = Hooks(g.backward, g.autocast)
             for micro, batch in enumerate(g.batches(run.batches, run.steps, run.accumulate)):
                 iterate(run, batch, hooks, micro)
                 if run.validate and g.step % run.validate == 0:
@@ -155,6 +155,7 @@ class Bare:
         self.trace = Trace(run.held_out())
         self.trace.best = self.trace.start
         self._parts = [run.model, *optimizers(run), *([run.scheduler] if run.scheduler else [])]
+        self._best = copy.deepcopy(run.model.state_dict())
         self._save()
 
     def train(self, act: Callable[[Bare], object] | None = None, at: int = -1) -> Trace:
@@ -167,7 +168,7 @@ class Bare:
             if self.stopped:
                 break
             if self.index < run.steps:
-                losses = [float(iterate(run, run.batches(self.index * run.accumulate + m), Hooks(), m))
+                losses = [float(iterate(run, run.batches(self.index * run.accumulate + m), self._hooks, m))
                           for m in range(run.accumulate)]
                 self.trace.losses.append(sum(losses) / len(losses))
                 self.trace.norms.append(norm_of(run.model))
@@ -175,6 +176,16 @@ class Bare:
                 self.index += 1
         self.trace.ticks, self.trace.steps, self.trace.stopped = self.tick, self.index, self.stopped
         return finish(self.trace, run, began)
+
+    @property
+    def _hooks(self) -> Hooks:
+        run = self.run
+
+        def backward(loss: Tensor) -> None:
+            loss = loss / run.accumulate if run.accumulate > 1 else loss
+            (loss if run.scaler is None else run.scaler.scale(loss)).backward()
+
+        return Hooks(backward=backward)
 
     def take(self, remedy: Remedy) -> None:
         match remedy:
@@ -188,17 +199,22 @@ class Bare:
                 self._restore()
             case "rollback_bf16":
                 self._restore()
-                self.run.dtype, self.run.scaler = torch.bfloat16, None
+                if any(p.dtype == torch.float16 for p in self.run.model.parameters()):
+                    self.run.model.bfloat16()
+                else:
+                    self.run.dtype, self.run.scaler = torch.bfloat16, None
             case "skip_batch":
                 self.index += 1
             case "stop":
+                self.run.model.load_state_dict(self._best)
                 self.stopped = True
 
     def _look(self) -> None:
         value = self.run.held_out()
         if math.isfinite(value):
-            self.trace.best = min(self.trace.best, value)
             self._save()
+        if value < self.trace.best:
+            self.trace.best, self._best = value, copy.deepcopy(self.run.model.state_dict())
 
     def _save(self) -> None:
         self._saved = self.index, [copy.deepcopy(p.state_dict()) for p in self._parts]

@@ -25,18 +25,20 @@ def relus_off(seed: int, bad: bool) -> Run:
                data.judge(F.cross_entropy))
 
 
-@case("initial weights 50 times too large in front of sigmoids: saturated, no gradient passes",
+@case("initial weights far too large in front of sigmoids and a squared error: saturated, no gradient passes",
       "flat", 0, FLAT, "stop")
 def sigmoids_saturated(seed: int, bad: bool) -> Run:
     data = rolling()
-    net = nn.Sequential(nn.Flatten(), dense(32, 48, 48, 5, act=nn.Sigmoid))
+    net = nn.Sequential(nn.Flatten(), dense(32, 48, 5), nn.Sigmoid())
     if bad:
         with torch.no_grad():
-            for layer in net[1][::2]:
-                layer.weight.mul_(50 if layer.out_features > 5 else 0)
-            net[1][2].bias.fill_(-300.0)
-    return Run(net, torch.optim.RMSprop(net.parameters(), lr=1e-3), data.reader(32, seed), cross_entropy, 350,
-               data.judge(F.cross_entropy))
+            net[1][2].weight.mul_(1e5)
+
+    def brier(out: Tensor, y: Tensor) -> Tensor:
+        return ((out - F.one_hot(y, 5)) ** 2).sum(1).mean()
+
+    return Run(net, torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9), data.reader(128, seed),
+               lambda m, b: brier(m(b[0]), b[1]), 350, data.judge(brier))
 
 
 @case("the optimizer was made before the new head: what it holds is frozen (fastai and timm issues)",

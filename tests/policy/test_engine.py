@@ -185,12 +185,23 @@ def test_with_weights_that_are_not_finite_it_goes_back_all_the_same() -> None:
     assert types(night.fires(position=40)) == ["rollback"]
 
 
-def test_in_place_skips_in_a_row_were_not_about_the_data() -> None:
+def test_a_bad_shard_is_left_out_as_a_whole_but_not_for_ever() -> None:
     night = Night(policies(LADDER), finite=True)
     night.fires(position=40)
     night.fires(position=40)
-    rungs = [attempt(night.fires(position=p)).rung for p in (41, 42, 43)]
-    assert rungs == [1, 1, 2]
+    rungs = [attempt(night.fires(position=p)).rung for p in range(41, 73)]
+    assert rungs == [1] * 31 + [2]
+
+
+def test_unproven_skips_in_a_row_were_not_about_the_data() -> None:
+    night = Night(policies("""
+    trigger: {type: loss_spike}
+    attempts:
+      - [{type: skip_step}]
+      - [{type: rollback, data: replay}]
+"""))
+    night.fires(position=40)
+    assert [attempt(night.fires(position=p)).rung for p in (41, 42, 43)] == [0, 0, 1]
 
 
 def test_skips_that_get_nowhere_escalate() -> None:
