@@ -41,13 +41,19 @@ class Rules:
         self._leaves = list(dict.fromkeys(leaf for p in chosen for leaf in leaves(p.trigger)))
         self._index = {leaf: i for i, leaf in enumerate(self._leaves)}
 
-    def bank(self) -> Bank:
-        """A fresh set of detectors."""
-        detectors = []
-        for leaf in self._leaves:
+    def bank(self, *, curves: bool = True) -> Bank:
+        """A fresh set of detectors.
+
+        Args:
+            curves: with those that judge the shape of the loss curve; several optimizers play a game whose losses have an
+                equilibrium, where flat is how it should be.
+        """
+        detectors = {}
+        for i, leaf in enumerate(self._leaves):
             cls = DETECTORS.get(leaf.type)
             assert cls is not None, "checked when the policy was loaded"
-            detectors.append(cls(leaf.params))
+            if curves or not cls.of_curve:
+                detectors[i] = cls(leaf.params)
         return Bank(detectors)
 
     def needs(self) -> dict[str, int]:
@@ -91,9 +97,9 @@ class Bank:
 
     __slots__ = ("_detectors", "_indexed", "failed", "flagged")
 
-    def __init__(self, detectors: Sequence[Detector]) -> None:
-        self._indexed = list(enumerate(detectors))
-        self._detectors = list(detectors)
+    def __init__(self, detectors: Mapping[int, Detector]) -> None:
+        self._indexed = list(detectors.items())
+        self._detectors = list(detectors.values())
         self.flagged: dict[int, Detection] = _NOTHING
         self.failed: list[tuple[str, Exception]] = []
 

@@ -60,7 +60,7 @@ class Guard:
         self.policy_names = [p.name for p in rules.policies]
         self.live = LiveRun(model, optimizers, others, scaler=scaler, checkpoints=policies.checkpoints,
                             usual_grad_norm=self._history.typical_grad_norm)
-        self._slots = [Slot(o, rules.bank()) for o in optimizers]
+        self._slots = [Slot(o, rules.bank(curves=len(optimizers) == 1)) for o in optimizers]
         needs = rules.needs()
         self._deep = Deep(model, patching.entry_modules(model), optimizers, needs, clock) if needs else None
         self._clock_slot = self._slots[0]

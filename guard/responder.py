@@ -115,8 +115,8 @@ class Responder:
     # ---- deeds
 
     def _act(self, event: engine.Attempted) -> list[Result]:
-        """Takes the actions of one attempt, those that only look first, then strongest first. One that fails is reported
-        and left out."""
+        """Takes the actions of one attempt: those that only look, then strongest first. One that fails is reported and
+        left out."""
         results: list[Result] = []
         self._live.incident = event.incident
         for spec in sorted(event.actions, key=lambda a: (a.action.remedy, STRENGTH.get(a.type, OTHER))):

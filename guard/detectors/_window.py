@@ -50,6 +50,7 @@ class Windowed(Detector):
         params: with a `window` [steps].
     """
 
+    of_curve = True
     OWN: ClassVar[tuple[str, ...]] = ()  # further attributes that change over time; plain values or tuples
 
     def __init__(self, params: Any) -> None:

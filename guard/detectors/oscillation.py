@@ -98,31 +98,36 @@ class Oscillation(Windowed):
         half = [b.mean for b in blocks[-HALF:]]
         if half[3] < half[2] and half[3] < 0.7 * max(half):  # it was one jump, and is being learnt away
             return None
-        mean, level, sd, fall = self._shape()
+        _, level, sd, fall = _shape(blocks)
         error = sd * math.sqrt(6.0 / (BLOCKS * self.size))  # of a half minus a quarter
-        if sd < _SWINGS * mean or fall < -sd or level - best < _ERRORS * error:
+        if fall < -sd or level - best < _ERRORS * error:
+            return None
+        sd = _shape(blocks[HALF:])[2]  # a step up to another steady level is no swing
+        if sd < _SWINGS * level:
             return None
         grade = "severe" if sd > _SEVERE * best else "moderate"
         if grade == "moderate" and self.params.grade == "severe":
             return None
-        message = f"{grade} oscillation: loss swings by {sd / mean:.0%} around {level:.3g}, its best was {best:.3g}"
+        message = f"{grade} oscillation: loss swings by {sd / level:.0%} around {level:.3g}, its best was {best:.3g}"
         return "loss", level, best * (1.0 + rise), best, blocks[0].since, message
 
     def _gathers(self, best: float, first: float) -> Found | None:
         blocks = self.blocks
         if not all(b.rough < 0.05 * b.norm for b in blocks):
             return None
-        mean, level, sd, fall = self._shape()
+        mean, level, sd, fall = _shape(blocks)
         if sd < 3.0 * _SWINGS * mean or fall < -sd or level < 0.9 * first:
             return None
         message = (f"loss swings by {sd / mean:.0%} around {level:.3g} while the gradient norm climbs smoothly from "
                    f"{blocks[0].norm:.3g} to {blocks[-1].norm:.3g}: are gradients cleared between steps?")
         return "loss", level, 0.9 * first, best, blocks[0].since, message
 
-    def _shape(self) -> tuple[float, float, float, float]:
-        """Mean of the window, of its second half, detrended deviation, and what the trend adds over the window."""
-        means = [b.mean for b in self.blocks]
-        mean, slope = sum(means) / BLOCKS, line(means)[0]
-        between = sum((m - mean - slope * (i - (BLOCKS - 1) / 2)) ** 2 for i, m in enumerate(means))
-        sd = math.sqrt((sum(b.var for b in self.blocks) + between) / BLOCKS)
-        return mean, sum(means[HALF:]) / HALF, sd, slope * BLOCKS
+
+def _shape(blocks: list[Block]) -> tuple[float, float, float, float]:
+    """Mean of some blocks, of their second half, detrended deviation, and what the trend adds over them."""
+    n = len(blocks)
+    means = [b.mean for b in blocks]
+    mean, slope = sum(means) / n, line(means)[0]
+    between = sum((m - mean - slope * (i - (n - 1) / 2)) ** 2 for i, m in enumerate(means))
+    sd = math.sqrt((sum(b.var for b in blocks) + between) / n)
+    return mean, sum(means[n // 2 :]) / (n - n // 2), sd, slope * n

@@ -180,7 +180,7 @@ def one_point(seed: int, bad: bool) -> Run:
 
 
 @case("validation loss turns while training goes on: a likelihood grows overconfident on a small set",
-      "overfitting", 40, "overfitting", "stop", delay=260)
+      "overfitting", 120, "overfitting", "stop", delay=260)
 def overconfident(seed: int, bad: bool) -> Run:
     data = mixture()
     count = 150 if bad else len(data.x)
