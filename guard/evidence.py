@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import os
@@ -13,7 +12,6 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor, nn
 
-from guard.checkpoints import RngState
 from guard.signals.gradients import values
 
 COLUMNS = ("name", "shape", "dtype", *(f"{of}_{what}" for of in ("weight", "gradient")
@@ -66,52 +64,6 @@ def _statistics(tensor: Tensor | None) -> Tensor | None:
 
 def _read(rows: Sequence[Tensor | None]) -> list[list[float]]:
     return [[] if row is None else row.tolist() for row in rows]
-
-
-def size_of(value: Any) -> int:
-    """Bytes of the tensors in a batch."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(map(size_of, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(size_of, value))
-    return int(getattr(value, "nbytes", 0))
-
-
-def clone(value: Any) -> Any:
-    """A copy in host memory that nobody else writes to."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {k: clone(v) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: clone(v) for name, v in zip(value._fields, value, strict=True)}
-    if isinstance(value, (list, tuple)):
-        return [clone(v) for v in value]
-    return copy.deepcopy(value)
-
-
-def payload(batches: Sequence[Any], rng: RngState | None, max_bytes: int,
-            moment: dict[str, int]) -> tuple[dict[str, Any] | None, str | None]:
-    """A copy of what ``batch.pt`` is to hold, or None and why not."""
-    if not max_bytes:
-        return None, "a batch is not wanted"
-    if not batches or rng is None:
-        return None, "the loop does not take its batches from g.batches"
-    size = sum(map(size_of, batches))
-    if size > max_bytes:
-        return None, f"the batch takes {size} bytes, more than {max_bytes}"
-    try:
-        return {"batches": [clone(b) for b in batches], "rng": _plain(rng), **moment}, None
-    except Exception as error:  # noqa: BLE001 - a batch may hold anything
-        return None, f"the batch cannot be copied ({type(error).__name__}: {error})"[:300]
-
-
-def _plain(rng: RngState) -> dict[str, Any]:
-    """As numbers and tensors only, which `torch.load` reads with `weights_only=True`."""
-    numpy = None if rng.numpy is None else [rng.numpy[0], rng.numpy[1].tolist(), *rng.numpy[2:]]
-    return {"python": rng.python, "numpy": numpy, "cpu": rng.cpu.clone(), "cuda": [s.clone() for s in rng.cuda]}
 
 
 def write(folder: Path, table: str, payload: dict[str, Any] | None, max_bytes: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from guard.errors import TrainingStopped, UsageError
 from guard.feed import Feed
 from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir
+from guard.iteration import Iteration
 from guard.live import LiveRun
 from guard.policy import PolicySet
 from guard.reporter import Reporter
@@ -30,7 +31,6 @@ from guard.responder import Responder
 from guard.signals import Deep, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
 from guard.types import Incident, Mode, Signals
-
 
 _FLUSH = 0.2    # [s] of `close` that are left for the disk
 
@@ -73,7 +73,8 @@ class Guard:
                                  clock=clock)
         self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
-        self.live.keeps_batches = any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung)
+        if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
+            self.live.iteration = Iteration()
         self._metrics: dict[str, float] | None = None
         self._boundary_due = True     # the next training forward pass begins an iteration
         self._lenient = False         # so does one in eval mode
@@ -116,8 +117,8 @@ class Guard:
                         return
                     continue
                 self._phase = "step"
-                if self.live.keeps_batches:
-                    self.live.keep(batch)
+                if self.live.iteration is not None:
+                    self.live.iteration.keep((self.live.tick, self.live.position), batch)
                 if self._deep is not None:
                     self._deep.saw(batch)
                 yield batch

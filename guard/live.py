@@ -12,11 +12,12 @@ from torch import nn
 from guard import command as commands
 from guard import evidence, optimizer_state
 from guard.accumulation import Accumulation
-from guard.checkpoints import ChangedBuffers, Ring, RngState, Snapshot, Stateful, TrainingState
+from guard.checkpoints import ChangedBuffers, Ring, Snapshot, Stateful, TrainingState
 from guard.errands import Errands
 from guard.errors import UnavailableError
 from guard.feed import Feed, Place
 from guard.incidents.journal import encode
+from guard.iteration import Iteration
 from guard.loss_scale import LossScale
 from guard.policy.schema import Checkpoints
 from guard.precision import Precision
@@ -39,7 +40,7 @@ class LiveRun:
         wants_snapshot: one is to be taken at the next boundary.
         paused_for: a `pause` is to begin, or goes on [s].
         resumed_by: the person who ended it.
-        keeps_batches: a policy may want an iteration's batches as evidence.
+        iteration: its batches are kept, because a policy may want them as evidence; else None.
     """
 
     errands: Errands
@@ -64,16 +65,14 @@ class LiveRun:
         self._clip: tuple[float, str | None, int] | None = None    # max_norm, pattern, tick at which it ends
         self.grad_scale = 1.0
         self.accumulation, self.loss_scale = Accumulation(), LossScale(scaler)
-        self.wants_snapshot = self.keeps_batches = False
+        self.iteration: Iteration | None = None
+        self.wants_snapshot = False
         self.paused_for: float | None = None
         self.resumed_by: str | None = None
         self._warmup: tuple[int, int, float] | None = None         # first tick, ticks, factor at its beginning
         self._reset: bool | None = None    # the optimizer was reset in this iteration (True: everything)
         self._state_made_early = [bool(o.state) for o in optimizers]
         self._once: set[tuple[str, str]] = set()
-        self._batches: list[Any] = []
-        self._rng: RngState | None = None
-        self._kept = (-1, -1)    # tick and window of those batches
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._buffers = ChangedBuffers(model)
         self._usual_grad_norm = usual_grad_norm
@@ -213,8 +212,9 @@ class LiveRun:
         return new
 
     def capture_evidence(self, max_bytes: int) -> dict[str, Any]:
+        assert self.iteration is not None, "made where a policy has a `capture`"
         table = evidence.layer_table(self.model, self.grad_scale)
-        payload, why = evidence.payload(self._batches, self._rng, max_bytes, {"tick": self.tick, "step": self.step})
+        payload, why = self.iteration.copy(max_bytes, {"tick": self.tick, "step": self.step})
         folder = self.errands.run_dir / "evidence" / self.incident
         self.errands.start(self.incident, "captured", lambda _: evidence.write(folder, table, payload, max_bytes))
         return {"folder": f"evidence/{self.incident}"} | ({"no_batch": why} if why else {})
@@ -235,13 +235,6 @@ class LiveRun:
         return {}
 
     # ---- what the guard asks for
-
-    def keep(self, batch: Any) -> None:
-        """A micro-batch of this iteration, by reference; with the first one, the random states."""
-        iteration = (self.tick, self.position)
-        if iteration != self._kept:
-            self._kept, self._batches, self._rng = iteration, [], RngState.capture()
-        self._batches.append(batch)
 
     @property
     def lr_factor(self) -> float:

@@ -103,6 +103,8 @@ def _headline(state: str, beats: list[Beat]) -> str:
     if state != "running" or not beats:
         return ""
     beat = beats[0]
+    if beat.phase == "paused":
+        return f", step {beat.step:,}, paused by its policy {ago(beat.age)} ago; to let it go on: guard resume"
     quiet = f", but NO PROGRESS for {ago(beat.age)} (phase {beat.phase})" if beat.age > _QUIET else ""
     return f", step {beat.step:,}{quiet}"
 

@@ -89,6 +89,8 @@ class Overfitting(Detector):
         train = self._training(s.loss)
         if self._count > 1 and self._found is None:
             bend = 0.5 * abs(value - 2.0 * self._last[1] + self._last[0])  # free of the trend
+            if self._count > 4 and value > self._best:    # the rise to be judged must not pass for noise
+                bend = min(bend, 2.0 * self._noise)
             self._noise += (bend - self._noise) / min(self._count - 1, 4)
         self._last = [self._last[1], value]
         if not value >= self._best:

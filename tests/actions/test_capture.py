@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from guard import evidence
+from guard import evidence, iteration
 
 from ._small import Run, batch, call, equal
 from .conftest import Start
@@ -128,8 +128,8 @@ def test_a_loop_of_its_own_has_no_batch_to_keep(start: Start) -> None:
 def test_batches_are_not_hoarded(start: Start) -> None:
     for mode in ("enforce", "observe"):
         run = start(call(CAPTURE), mode=mode).go(6, accumulate=2)
-        assert len(run.guard.live._batches) == 2
-    assert start(call({"type": "checkpoint"})).go(6).guard.live._batches == []
+        assert len(run.guard.live.iteration.batches) == 2
+    assert start(call({"type": "checkpoint"})).go(6).guard.live.iteration is None
 
 
 def test_a_disk_that_cannot_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +149,13 @@ def test_batches_of_any_kind() -> None:
 
     x = torch.arange(4.0)
     given = {"x": x, "more": [x[:2], ("text", 7)], "odd": Odd(), "none": None}
-    copied = evidence.clone(given)
+    copied = iteration.clone(given)
     x.zero_()
     assert copied["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert copied["more"][0].tolist() == [0.0, 1.0]
     assert copied["more"][1] == ["text", 7]
     assert copied["odd"] is not given["odd"]
-    assert evidence.size_of(given) == 16 + 8
+    assert iteration.size_of(given) == 16 + 8
 
 
 ODD_PARAMETERS: dict[str, Callable[[], torch.Tensor]] = {

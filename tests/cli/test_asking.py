@@ -21,6 +21,7 @@ ASKED = [
     (["rollback"], {"verb": "rollback", "to": "last_good"}),
     (["rollback", "--to", "best"], {"verb": "rollback", "to": "best"}),
     (["checkpoint"], {"verb": "checkpoint"}),
+    (["resume"], {"verb": "resume"}),
     (["stop"], {"verb": "stop"}),
 ]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import importlib
 import json
 import math
 import random
@@ -27,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faults._case import CASES, DELAY, Case, Hooks, Remedy, Run
 from torch import Tensor, nn
 
 import guard
-from faults._case import CASES, DELAY, Case, Hooks, Remedy, Run
 
 UNDONE = 0.9            # share of the damage
 WORSE = 0.1             # how much worse than the best a stopped run may be left
@@ -40,9 +41,8 @@ ACTIONS: tuple[Remedy, ...] = ("clip", "lower_lr", "rollback", "rollback_bf16", 
 
 
 def cases() -> list[Case]:
-    from faults import controls, dynamics, numbers, programs
-
-    assert numbers and dynamics and programs and controls
+    for folder in ("numbers", "dynamics", "programs", "controls"):
+        importlib.import_module(f"faults.{folder}")
     return list(CASES)
 
 

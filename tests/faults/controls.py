@@ -6,9 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
-
 from faults._case import Hooks, Run, control
 from faults._material import (
     Encoder,
@@ -24,6 +21,8 @@ from faults._material import (
     rolling,
     tastes,
 )
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
 @control("REINFORCE: the loss has either sign and no trend, and the policy gets better all the same")

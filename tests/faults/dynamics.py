@@ -6,16 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
-
 from faults._case import Run, case
 from faults._material import (
     Encoder,
     Factors,
     Gru,
     clusters,
-    convolutional,
     cross_entropy,
     dense,
     generator,
@@ -24,6 +20,8 @@ from faults._material import (
     rolling,
     tastes,
 )
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
 @case("masks of 0 and 255 go into binary cross entropy unscaled: milesial/Pytorch-UNet and others",

@@ -6,9 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
-
 from faults._case import Run, case
 from faults._material import (
     Gru,
@@ -23,6 +20,8 @@ from faults._material import (
     numbered,
     rolling,
 )
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
 @case("root of a zero distance has no gradient: pytorch/pytorch issues on norm and sqrt at 0, siamese nets",

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
-
 from faults._case import Run, case
 from faults._material import clusters, convolutional, cross_entropy, dense, generator, gratings, rolling
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 FLAT = "flat_loss plateau dead_parameters grad_vanishing"
 

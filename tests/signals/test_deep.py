@@ -607,7 +607,8 @@ def test_a_rollback_takes_back_what_looks_had_shown(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
-    back = {"name": "back", "trigger": {"type": "non_finite"}, "actions": [{"type": "rollback", "data": "skip_offending"}]}
+    undo = {"type": "rollback", "data": "skip_offending"}
+    back = {"name": "back", "trigger": {"type": "non_finite"}, "actions": [undo]}
     rules = policy(every=2) | {"checkpoints": {"every": 2, "probation": 1}}
     rules["policies"].append(back)
     seen = {}

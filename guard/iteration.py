@@ -1,0 +1,79 @@
+"""The batch of the iteration that is under way, and the random states with which it began: evidence, should it fail."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from guard.checkpoints import RngState
+
+
+class Iteration:
+    """What the loop was given in this iteration, by reference.
+
+    Attributes:
+        batches: its micro-batches so far.
+        rng: the random states before the first of them was given out.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+        self.rng: RngState | None = None
+        self._key: tuple[int, int] | None = None
+
+    def keep(self, key: tuple[int, int], batch: Any) -> None:
+        """A micro-batch; another `key` begins another iteration, and lets go of the one before."""
+        if key != self._key:
+            self._key, self.batches, self.rng = key, [], RngState.capture()
+        self.batches.append(batch)
+
+    def copy(self, max_bytes: int, moment: dict[str, int]) -> tuple[dict[str, Any] | None, str | None]:
+        """What ``batch.pt`` is to hold, or None and why not.
+
+        Args:
+            max_bytes: no more than so much.
+            moment: numbers to go with it.
+        """
+        if not max_bytes:
+            return None, "a batch is not wanted"
+        if not self.batches or self.rng is None:
+            return None, "the loop does not take its batches from g.batches"
+        size = sum(map(size_of, self.batches))
+        if size > max_bytes:
+            return None, f"the batch takes {size} bytes, more than {max_bytes}"
+        try:
+            return {"batches": [clone(b) for b in self.batches], "rng": _plain(self.rng), **moment}, None
+        except Exception as error:  # noqa: BLE001 - a batch may hold anything
+            return None, f"the batch cannot be copied ({type(error).__name__}: {error})"[:300]
+
+
+def size_of(value: Any) -> int:
+    """Bytes of the tensors in a batch."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(size_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(size_of, value))
+    return int(getattr(value, "nbytes", 0))
+
+
+def clone(value: Any) -> Any:
+    """A copy in host memory that nobody else writes to."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: clone(v) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: clone(v) for name, v in zip(value._fields, value, strict=True)}
+    if isinstance(value, (list, tuple)):
+        return [clone(v) for v in value]
+    return copy.deepcopy(value)
+
+
+def _plain(rng: RngState) -> dict[str, Any]:
+    """As numbers and tensors only, which `torch.load` reads with `weights_only=True`."""
+    numpy = None if rng.numpy is None else [rng.numpy[0], rng.numpy[1].tolist(), *rng.numpy[2:]]
+    return {"python": rng.python, "numpy": numpy, "cpu": rng.cpu.clone(), "cuda": [s.clone() for s in rng.cuda]}
