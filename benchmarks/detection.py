@@ -56,8 +56,8 @@ def stretched(loss: Tensor, factor: float) -> Tensor:
 
 
 FAULTS = {
-    "non-finite loss": Fault(("non_finite",), 0, spoil=lambda loss, size: loss * math.nan),
-    "non-finite gradient": Fault(("non_finite",), 0, spoil=lambda loss, size: loss + (loss - loss.detach()).abs().sqrt()),
+    "non-finite loss": Fault(("non_finite",), 0, spoil=lambda loss, _: loss * math.nan),
+    "non-finite gradient": Fault(("non_finite",), 0, spoil=lambda loss, _: loss + (loss - loss.detach()).abs().sqrt()),
     "loss spike": Fault(("loss_spike",), 1, (10.0, 300.0), spoil=lambda loss, size: loss * size),
     "gradient explosion": Fault(("grad_explosion",), 1, (30.0, 3000.0), spoil=stretched),
     "oscillation (rate too high)": Fault(("oscillation", "divergence"), None, (8.0, 60.0), lasts=True,
@@ -85,8 +85,8 @@ class Seen:
 def draw(fault: str, number: int, seed: int) -> tuple[Spec, int, float]:
     """A healthy run, the tick of its fault, and the fault's size."""
     r = random.Random(f"{seed}/{fault}/{number}")
-    task, loss = r.choice((("mlp", "ce"), ("mlp", "bce"), ("gru", "ce"), ("regression", "huber"), ("autoencoder", "mse"),
-                           ("language", "ce"), ("conv", "ce"), ("regression", "mse")))
+    task, loss = r.choice((("mlp", "ce"), ("mlp", "bce"), ("gru", "ce"), ("regression", "huber"),
+                           ("autoencoder", "mse"), ("language", "ce"), ("conv", "ce"), ("regression", "mse")))
     optimizer = r.choice(("momentum", "nesterov", "adam", "rmsprop"))
     rate = {"momentum": 1e-2 * TASKS[task].sgd, "nesterov": 1e-2 * TASKS[task].sgd}.get(optimizer, 2e-3)
     low, high = FAULTS[fault].sizes
@@ -143,7 +143,8 @@ def harmful(fault: Fault, seen: Seen) -> bool:
 def window_of(fault: Fault) -> int:
     if fault.target is not None:
         return fault.target
-    return max(DETECTORS[name].Params().window for name in fault.detectors)
+    found = [DETECTORS.get(name) for name in fault.detectors]
+    return max(cls.Params().window for cls in found if cls is not None)
 
 
 def middle(values: list[int]) -> str:
@@ -158,15 +159,18 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    print(f"{'':36}{'runs':>6}{'named':>7}{'in time':>9}{'delay: median, most':>22}{'any word: median, most':>24}{'target':>8}")
+    print(f"{'':36}{'runs':>6}{'named':>7}{'in time':>9}{'delay: median, most':>22}{'any word: median, most':>24}"
+          f"{'target':>8}")
     for name, fault in FAULTS.items():
         runs = [watch(name, n, chosen.seed) for n in range(6 if chosen.quick else chosen.runs)]
         hurt = [r for r in runs if harmful(fault, r)]
-        own = [min(r.first[d] for d in fault.detectors if d in r.first) for r in hurt if {*fault.detectors} & {*r.first}]
+        words = [[r.first[d] for d in fault.detectors if d in r.first] for r in hurt]
+        own = [min(ticks) for ticks in words if ticks]
         every = [min(r.first.values()) for r in hurt if r.first]
         target = window_of(fault)
-        print(f"{name:36}{len(hurt):6}{len(own):7}{sum(d <= target for d in own):9}{'':8}{middle(own)}{'':10}{middle(every)}"
-              f"{target:8}", flush=True)
+        in_time = sum(d <= target for d in own)
+        print(f"{name:36}{len(hurt):6}{len(own):7}{in_time:9}{'':8}{middle(own)}{'':10}{middle(every)}{target:8}",
+              flush=True)
         early = [d for r in runs for d in r.early if d != "lr_jump"]
         if early:
             print(f"    spoke before the fault: {', '.join(sorted(early))}")

@@ -2,8 +2,9 @@
 
     python benchmarks/detector_cost.py [--ticks 20000] [--rounds 15]
 
-Three questions: 12 different detectors per tick (at most 3 us); a window of 5000 against one of 50 (at most 1.15 times);
-300 policies against 3 (at most 1.2 times). Variants take turns, the least round of each counts; time is this process's own. Prints, asserts nothing.
+Three questions: 12 different detectors per tick (at most 3 us); a window of 5000 against one of 50 (at most 1.15
+times); 300 policies against 3 (at most 1.2 times). Variants take turns, the least round of each counts; time is this
+process's own. Prints, asserts nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from guard.policy import load
 from guard.types import Signals
 
 # The twelve that watch every run; `threshold` needs a limit of its own.
-TWELVE = ("non_finite", "loss_spike", "grad_explosion", "grad_vanishing", "oscillation", "divergence", "flat_loss", "plateau",
-          "overfitting", "loss_scale_collapse", "dead_parameters", "lr_jump")
+TWELVE = ("non_finite", "loss_spike", "grad_explosion", "grad_vanishing", "oscillation", "divergence", "flat_loss",
+          "plateau", "overfitting", "loss_scale_collapse", "dead_parameters", "lr_jump")
 WINDOWED = ("loss_spike", "grad_explosion", "oscillation", "divergence")
 WARM_UP = 12_000    # ticks: more than twice the longest window
 
@@ -124,7 +125,8 @@ def main() -> None:
     print(f"12 detectors: {twelve:.2f} us per tick (target 3)")
 
     sizes = compare({str(w): policies(WINDOWED, window=f"{w} steps") for w in (50, 5000)}, chosen.ticks, chosen.rounds)
-    print(f"window 5000 / 50: {sizes['5000'] / sizes['50']:.3f} ({sizes['5000']:.2f} / {sizes['50']:.2f} us; target 1.15)")
+    long, short = sizes["5000"], sizes["50"]
+    print(f"window 5000 / 50: {long / short:.3f} ({long:.2f} / {short:.2f} us; target 1.15)")
 
     many = compare({str(3 * n): policies(("non_finite", "loss_spike", "oscillation"), copies=n) for n in (1, 100)},
                    chosen.ticks, chosen.rounds)

@@ -384,7 +384,7 @@ TASKS = {
     "regression": Task(regression, ("mse", "huber", "l1", "gaussian"), sgd=0.3),
     "autoencoder": Task(autoencoder, ("mse", "bce"), sgd=5.0),
     "vae": Task(vae, ("elbo",), sgd=0.02),
-    "recommender": Task(recommender, ("mse", "ranking"), rate=6.0, sgd=8.0, least=16),
+    "recommender": Task(recommender, ("mse", "ranking"), rate=6.0, sgd=3.0, least=16),
     "contrastive": Task(contrastive, ("infonce", "triplet"), least=8),
     "denoiser": Task(denoiser, ("weighted",), rate=2.0, sgd=2.0, least=4),
     "bandit": Task(bandit, ("reinforce",), sgd=0.5, least=8),

@@ -43,8 +43,8 @@ Exit codes:
   76   kept for runs that their policy stopped
   130  interrupted with Ctrl-C
 """
-_COMMANDS = (init, check, schema, demo, incidents, show, status, observe, enforce, undo, rollback, checkpoint, resume, stop,
-             notify, plugins)
+_COMMANDS = (init, check, schema, demo, incidents, show, status, observe, enforce, undo, rollback, checkpoint, resume,
+             stop, notify, plugins)
 
 
 def _version(wanted: bool) -> None:

@@ -7,5 +7,5 @@ from guard.cli import status
 
 def test_a_paused_run_is_called_paused() -> None:
     paused = status._headline("running", [status.Beat(0, 40, 40, "paused", 4000.0)])
-    assert paused == ", step 40, paused by its policy 1 h ago; to let it go on: guard resume"
+    assert paused == ", step 40, paused by its policy 1 h 6 min ago; to let it go on: guard resume"
     assert "NO PROGRESS" in status._headline("running", [status.Beat(0, 40, 40, "step", 4000.0)])

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["non_finite", "loss_spike", "grad_explosion", "oscillation", "divergence", "flat", "overfitting", "healthy"]
+Kind = Literal["non_finite", "loss_spike", "grad_explosion", "oscillation", "divergence", "flat", "overfitting",
+               "healthy"]
 Remedy = Literal["clip", "lower_lr", "rollback", "rollback_bf16", "skip_batch", "stop", "none"]
 
 # How many ticks after the fault it may be told, by kind.

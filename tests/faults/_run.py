@@ -225,8 +225,11 @@ class Bare:
             part.load_state_dict(copy.deepcopy(state))
 
     def _before_step(self, do: Callable[[list[nn.Parameter]], object]) -> None:
+        def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            do([p for g in optimizer.param_groups for p in g["params"]])
+
         for optimizer in optimizers(self.run):
-            optimizer.register_step_pre_hook(lambda o, *_: quietly(do([p for g in o.param_groups for p in g["params"]])))
+            optimizer.register_step_pre_hook(before)
 
     def _slower(self, factor: float) -> None:
         def scale(optimizer: torch.optim.Optimizer, by: float) -> None:
@@ -236,10 +239,6 @@ class Bare:
         for optimizer in optimizers(self.run):
             optimizer.register_step_pre_hook(lambda o, *_: scale(o, factor))
             optimizer.register_step_post_hook(lambda o, *_: scale(o, 1 / factor))
-
-
-def quietly(_: object) -> None:
-    """Hooks must not return anything."""
 
 
 def optimizers(run: Run) -> list[torch.optim.Optimizer]:
@@ -372,8 +371,8 @@ def judge(case: Case, seed: int, got: Trace) -> Row:
     verdict = ("ERROR" if got.error else "EARLY" if any(i["tick"] < first for i in got.incidents)
                else "NOT SEEN" if not seen else "ok" if right
                else "NOT STOPPED" if case.remedy == "stop" else "NOT REPAIRED")
-    return row(verdict, twin=twin(case, seed).final, undone=undone(case, seed, got.final), seen_at=min(seen, default=None),
-               right=right)
+    return row(verdict, twin=twin(case, seed).final, undone=undone(case, seed, got.final),
+               seen_at=min(seen, default=None), right=right)
 
 
 def random_right(case: Case, seed: int) -> float:
@@ -387,7 +386,8 @@ def score(rows: list[Row], luck: float) -> str:
     faults = [r for r in rows if r.kind != "healthy"]
     ok = [r for r in rows if r.kind == "healthy"]
     fixable, hopeless = ([r for r in faults if (r.remedy == "stop") is stop] for stop in (False, True))
-    nothing = sum(ends_right(case, r.seed, plain(case, r.seed)) for r in faults for case in CASES if case.name == r.case)
+    by_name = {case.name: case for case in CASES}
+    nothing = sum(ends_right(by_name[r.case], r.seed, plain(by_name[r.case], r.seed)) for r in faults)
     return (f"seen in time {sum(r.seen_at is not None for r in faults)}/{len(faults)}, "
             f"repaired {sum(r.right for r in fixable)}/{len(fixable)}, "
             f"stopped rightly {sum(r.right for r in hopeless)}/{len(hopeless)}, "

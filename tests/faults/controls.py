@@ -123,7 +123,8 @@ def curriculum(seed: int, bad: bool) -> Run:
         x, y = read(i)
         return x + (1.2 * torch.randn(x.shape, generator=generator(seed, i)) if i >= 150 else 0), y
 
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=1e-3), batches, cross_entropy, 320, data.judge(F.cross_entropy))
+    return Run(net, torch.optim.AdamW(net.parameters(), lr=1e-3), batches, cross_entropy, 320,
+               data.judge(F.cross_entropy))
 
 
 @control("FP16: the loss scaler starts at 2^24 and finds its scale, and looks higher every 40 steps")
@@ -153,8 +154,8 @@ def rare_items(seed: int, bad: bool) -> Run:
         other = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)
         return F.softplus(-torch.sign(rating - rating.roll(1)) * (model(pairs) - model(other))).mean()
 
-    return Run(net, torch.optim.Adagrad(net.parameters(), lr=0.3), data.reader(32, seed), lambda m, b: ranking(m, *b), 500,
-               lambda m: ranking(m, data.xv, data.yv).item())
+    return Run(net, torch.optim.Adagrad(net.parameters(), lr=0.3), data.reader(32, seed),
+               lambda m, b: ranking(m, *b), 500, lambda m: ranking(m, data.xv, data.yv).item())
 
 
 @control("BF16 denoising at random levels: heavy tails by nature")
@@ -185,8 +186,8 @@ def below_zero(seed: int, bad: bool) -> Run:
     def nll(out: Tensor, y: Tensor) -> Tensor:
         return (out[:, 1] + 0.5 * (y - out[:, 0]) ** 2 * (-2 * out[:, 1]).exp()).mean()
 
-    return Run(net, torch.optim.NAdam(net.parameters(), lr=2e-3), data.reader(64, seed), lambda m, b: nll(m(b[0]), b[1]),
-               400, data.judge(nll))
+    return Run(net, torch.optim.NAdam(net.parameters(), lr=2e-3), data.reader(64, seed),
+               lambda m, b: nll(m(b[0]), b[1]), 400, data.judge(nll))
 
 
 @control("accumulation over four micro-batches in a transformer with dropout and warm-up")

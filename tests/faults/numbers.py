@@ -142,7 +142,7 @@ class Retrieval(nn.Module):
         return self.out((logits.float().softmax(-1).to(logits.dtype) @ self.v(store)).squeeze(1))
 
 
-@case("attention logits pass 65504: NaN in fp16 and fine in bf16, CLIP's unclamped logit scale (mlfoundations/open_clip)",
+@case("attention logits pass 65504: NaN in fp16 and fine in bf16, CLIP's unclamped logit scale (open_clip)",
       "non_finite", 30, "non_finite", "rollback_bf16")
 def attention_logits_grow(seed: int, bad: bool) -> Run:
     def batches(i: int, count: int = 32) -> Any:
@@ -183,7 +183,7 @@ def half_weights(seed: int, bad: bool) -> Run:
                lambda m: loss(m, data.xv, data.yv).item())
 
 
-@case("a Gaussian likelihood whose variance has collapsed meets a shifted sensor: pytorch/pytorch, probabilistic forecasting",
+@case("a Gaussian likelihood whose variance has collapsed meets a shifted sensor: probabilistic forecasting",
       "loss_spike", 220, "loss_spike grad_explosion", "skip_batch")
 def variance_collapse(seed: int, bad: bool) -> Run:
     """The loss is negative by then; a batch of readings that are off by 3 makes it some thousands."""
@@ -202,7 +202,7 @@ def variance_collapse(seed: int, bad: bool) -> Run:
                data.judge(nll))
 
 
-@case("CTC with a transcript longer than its audio is inf: pytorch/pytorch, SeanNaren/deepspeech.pytorch, zero_infinity",
+@case("CTC with a transcript longer than its audio is inf: deepspeech.pytorch, zero_infinity",
       "non_finite", 70, "non_finite", "skip_batch")
 def impossible_transcript(seed: int, bad: bool) -> Run:
     g = generator(6)
@@ -300,8 +300,8 @@ def batch_norm_bit(seed: int, bad: bool, *, finite: bool) -> Run:
             flip(variance, 2, 30)
         return cross_entropy(model, (x, y))
 
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=2e-3), numbered(read), loss, 210, data.judge(F.cross_entropy),
-               validate=10 if finite else 0)
+    return Run(net, torch.optim.AdamW(net.parameters(), lr=2e-3), numbered(read), loss, 210,
+               data.judge(F.cross_entropy), validate=10 if finite else 0)
 
 
 @case("a bit of batch normalisation's running variance flips to Inf: training goes on, the model is lost",

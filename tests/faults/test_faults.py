@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
 from faults._case import Case
 from faults._run import Row, cases, guarded, judge, known_remedy, twin, undone
 

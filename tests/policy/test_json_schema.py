@@ -58,7 +58,8 @@ def test_every_plug_in_is_there_with_its_parameters(schema: dict[str, Any]) -> N
         for name in registry:
             properties = schema["$defs"][f"{registry.kind}.{name}"]["properties"]
             assert properties["type"] == {"const": name}
-            assert {field.alias or key for key, field in registry.get(name).Params.model_fields.items()} <= set(properties)
+            fields = registry.get(name).Params.model_fields
+            assert {field.alias or key for key, field in fields.items()} <= set(properties)
 
 
 @pytest.mark.parametrize("file", ["every_construct.yaml", "parts/base.yaml", "bad/parts/sound.yaml"])
