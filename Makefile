@@ -17,6 +17,7 @@ test-all: $(READY) check
 
 check: $(READY)  ## style, types, import order
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy guard
 	$(BIN)/lint-imports
 

@@ -25,7 +25,7 @@ from torch import Tensor
 import guard
 from guard.detectors import DETECTORS
 
-BEFORE, AFTER = 40, 120    # ticks whose losses tell whether a slow fault did harm
+BEFORE, AFTER = 40, 120  # ticks whose losses tell whether a slow fault did harm
 HARM = 1.3
 
 
@@ -60,10 +60,12 @@ FAULTS = {
     "non-finite gradient": Fault(("non_finite",), 0, spoil=lambda loss, _: loss + (loss - loss.detach()).abs().sqrt()),
     "loss spike": Fault(("loss_spike",), 1, (10.0, 300.0), spoil=lambda loss, size: loss * size),
     "gradient explosion": Fault(("grad_explosion",), 1, (30.0, 3000.0), spoil=stretched),
-    "oscillation (rate too high)": Fault(("oscillation", "divergence"), None, (8.0, 60.0), lasts=True,
-                                         rate=lambda size: size),
-    "divergence (gradient upside down)": Fault(("divergence",), None, (0.05, 0.4), lasts=True,
-                                               spoil=lambda loss, size: stretched(loss, -size)),
+    "oscillation (rate too high)": Fault(
+        ("oscillation", "divergence"), None, (8.0, 60.0), lasts=True, rate=lambda size: size
+    ),
+    "divergence (gradient upside down)": Fault(
+        ("divergence",), None, (0.05, 0.4), lasts=True, spoil=lambda loss, size: stretched(loss, -size)
+    ),
 }
 
 
@@ -85,14 +87,36 @@ class Seen:
 def draw(fault: str, number: int, seed: int) -> tuple[Spec, int, float]:
     """A healthy run, the tick of its fault, and the fault's size."""
     r = random.Random(f"{seed}/{fault}/{number}")
-    task, loss = r.choice((("mlp", "ce"), ("mlp", "bce"), ("gru", "ce"), ("regression", "huber"),
-                           ("autoencoder", "mse"), ("language", "ce"), ("conv", "ce"), ("regression", "mse")))
+    task, loss = r.choice(
+        (
+            ("mlp", "ce"),
+            ("mlp", "bce"),
+            ("gru", "ce"),
+            ("regression", "huber"),
+            ("autoencoder", "mse"),
+            ("language", "ce"),
+            ("conv", "ce"),
+            ("regression", "mse"),
+        )
+    )
     optimizer = r.choice(("momentum", "nesterov", "adam", "rmsprop"))
     rate = {"momentum": 1e-2 * TASKS[task].sgd, "nesterov": 1e-2 * TASKS[task].sgd}.get(optimizer, 2e-3)
     low, high = FAULTS[fault].sizes
     size = math.exp(r.uniform(math.log(low), math.log(high)))
-    spec = Spec(number, task, loss, optimizer, "constant", "fp32", r.choice((16, 32, 64)), 420,
-                rate * r.uniform(0.7, 1.4) * TASKS[task].rate, 0.0, 0.0, r.randrange(10_000))
+    spec = Spec(
+        number,
+        task,
+        loss,
+        optimizer,
+        "constant",
+        "fp32",
+        r.choice((16, 32, 64)),
+        420,
+        rate * r.uniform(0.7, 1.4) * TASKS[task].rate,
+        0.0,
+        0.0,
+        r.randrange(10_000),
+    )
     return spec, r.randrange(150, 260), size
 
 
@@ -103,8 +127,10 @@ def watch(name: str, number: int, seed: int) -> Seen:
     parts = TASKS[spec.task].make(spec)
     optimizer = make_optimizer(spec, parts.model)
     seen = Seen(at)
-    with tempfile.TemporaryDirectory() as folder, guard.attach(parts.model, optimizer, run_dir=f"{folder}/run",
-                                                               receivers=[], mode="observe") as g:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        guard.attach(parts.model, optimizer, run_dir=f"{folder}/run", receivers=[], mode="observe") as g,
+    ):
         for tick, batch in enumerate(g.batches(parts.batches, steps=min(spec.steps, at + 2 * AFTER))):
             now = tick == at or (fault.lasts and tick > at)
             if tick == at and fault.rate is not None:
@@ -135,8 +161,8 @@ def harmful(fault: Fault, seen: Seen) -> bool:
     """A higher rate may be welcome: then there is nothing to see."""
     if not fault.lasts:
         return True
-    before = statistics.fmean(seen.losses[seen.at - BEFORE:seen.at])
-    after = statistics.fmean(seen.losses[seen.at:][:AFTER])
+    before = statistics.fmean(seen.losses[seen.at - BEFORE : seen.at])
+    after = statistics.fmean(seen.losses[seen.at :][:AFTER])
     return not after < before + (HARM - 1) * abs(before)
 
 
@@ -159,8 +185,10 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    print(f"{'':36}{'runs':>6}{'named':>7}{'in time':>9}{'delay: median, most':>22}{'any word: median, most':>24}"
-          f"{'target':>8}")
+    print(
+        f"{'':36}{'runs':>6}{'named':>7}{'in time':>9}{'delay: median, most':>22}{'any word: median, most':>24}"
+        f"{'target':>8}"
+    )
     for name, fault in FAULTS.items():
         runs = [watch(name, n, chosen.seed) for n in range(6 if chosen.quick else chosen.runs)]
         hurt = [r for r in runs if harmful(fault, r)]
@@ -169,8 +197,10 @@ def main() -> None:
         every = [min(r.first.values()) for r in hurt if r.first]
         target = window_of(fault)
         in_time = sum(d <= target for d in own)
-        print(f"{name:36}{len(hurt):6}{len(own):7}{in_time:9}{'':8}{middle(own)}{'':10}{middle(every)}{target:8}",
-              flush=True)
+        print(
+            f"{name:36}{len(hurt):6}{len(own):7}{in_time:9}{'':8}{middle(own)}{'':10}{middle(every)}{target:8}",
+            flush=True,
+        )
         early = [d for r in runs for d in r.early if d != "lr_jump"]
         if early:
             print(f"    spoke before the fault: {', '.join(sorted(early))}")

@@ -23,10 +23,22 @@ from guard.policy import load
 from guard.types import Signals
 
 # The twelve that watch every run; `threshold` needs a limit of its own.
-TWELVE = ("non_finite", "loss_spike", "grad_explosion", "grad_vanishing", "oscillation", "divergence", "flat_loss",
-          "plateau", "overfitting", "loss_scale_collapse", "dead_parameters", "lr_jump")
+TWELVE = (
+    "non_finite",
+    "loss_spike",
+    "grad_explosion",
+    "grad_vanishing",
+    "oscillation",
+    "divergence",
+    "flat_loss",
+    "plateau",
+    "overfitting",
+    "loss_scale_collapse",
+    "dead_parameters",
+    "lr_jump",
+)
 WINDOWED = ("loss_spike", "grad_explosion", "oscillation", "divergence")
-WARM_UP = 12_000    # ticks: more than twice the longest window
+WARM_UP = 12_000  # ticks: more than twice the longest window
 
 
 def healthy(count: int) -> list[tuple[float, float]]:
@@ -37,12 +49,18 @@ def healthy(count: int) -> list[tuple[float, float]]:
 
 def policies(names: tuple[str, ...], *, copies: int = 1, **parameters: Any) -> Mapping[str, Any]:
     """One policy per detector and copy; copies differ in their threshold as little as they can."""
+
     def trigger(name: str) -> dict[str, Any]:
         return {"type": name, **parameters}
 
-    return {"version": 1, "policies": [
-        {"name": f"{name}-{copy}".replace("_", "-"), "trigger": trigger(name), "actions": [{"type": "skip_step"}]}
-        for copy in range(copies) for name in names]}
+    return {
+        "version": 1,
+        "policies": [
+            {"name": f"{name}-{copy}".replace("_", "-"), "trigger": trigger(name), "actions": [{"type": "skip_step"}]}
+            for copy in range(copies)
+            for name in names
+        ],
+    }
 
 
 class Ticks:
@@ -128,8 +146,11 @@ def main() -> None:
     long, short = sizes["5000"], sizes["50"]
     print(f"window 5000 / 50: {long / short:.3f} ({long:.2f} / {short:.2f} us; target 1.15)")
 
-    many = compare({str(3 * n): policies(("non_finite", "loss_spike", "oscillation"), copies=n) for n in (1, 100)},
-                   chosen.ticks, chosen.rounds)
+    many = compare(
+        {str(3 * n): policies(("non_finite", "loss_spike", "oscillation"), copies=n) for n in (1, 100)},
+        chosen.ticks,
+        chosen.rounds,
+    )
     print(f"300 policies / 3: {many['300'] / many['3']:.3f} ({many['300']:.2f} / {many['3']:.2f} us; target 1.2)")
 
 

@@ -36,7 +36,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 import guard
 
 QUICK = 40
-_ASKED = 16    # batches on which a run is judged
+_ASKED = 16  # batches on which a run is judged
 ACTIONS = ("clip", "skip_step", "scale_lr", "rollback", "precision", "stop")
 
 
@@ -58,8 +58,10 @@ class Spec:
     seed: int
 
     def __str__(self) -> str:
-        return (f"#{self.number} {self.task}/{self.loss} {self.optimizer} lr {self.rate:.2g} {self.schedule} "
-                f"batch {self.batch} {self.precision} dropout {self.dropout} decay {self.decay} {self.steps} steps")
+        return (
+            f"#{self.number} {self.task}/{self.loss} {self.optimizer} lr {self.rate:.2g} {self.schedule} "
+            f"batch {self.batch} {self.precision} dropout {self.dropout} decay {self.decay} {self.steps} steps"
+        )
 
 
 @dataclass
@@ -140,7 +142,7 @@ def epochs(count: int, batch: int, seed: int) -> Callable[[int], Tensor]:
     def order(number: int) -> Tensor:
         return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1009 + number))
 
-    return lambda i: order(i // per_pass)[i % per_pass * batch:][:batch]
+    return lambda i: order(i // per_pass)[i % per_pass * batch :][:batch]
 
 
 def noise_of(index: int, seed: int) -> torch.Generator:
@@ -229,9 +231,19 @@ def digit_task(model: nn.Module, shape: tuple[int, ...], spec: Spec) -> Parts:
 
 
 def conv(spec: Spec) -> Parts:
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                          nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-                          nn.Flatten(), nn.Dropout(spec.dropout), nn.Linear(16, 10))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(spec.dropout),
+        nn.Linear(16, 10),
+    )
     return digit_task(model, (1, 8, 8), spec)
 
 
@@ -247,8 +259,9 @@ def regression(spec: Spec) -> Parts:
         of = {"mse": F.mse_loss, "huber": F.huber_loss, "l1": F.l1_loss}[spec.loss]
         return of(out[:, 0], batch[1])
 
-    return Parts(mlp(10, 48, 48, 2 if nll else 1, dropout=spec.dropout, act=nn.Tanh),
-                 lambda i: (x[pick(i)], y[pick(i)]), loss)
+    return Parts(
+        mlp(10, 48, 48, 2 if nll else 1, dropout=spec.dropout, act=nn.Tanh), lambda i: (x[pick(i)], y[pick(i)]), loss
+    )
 
 
 def autoencoder(spec: Spec) -> Parts:
@@ -278,8 +291,11 @@ def language(spec: Spec) -> Parts:
         window = symbols[starts[:, None] + torch.arange(25)]
         return window[:, :-1], window[:, 1:]
 
-    return Parts(Recurrent(16, 16, symbols=True), batch,
-                 lambda m, b: F.cross_entropy(m(b[0]).float().flatten(0, 1), b[1].flatten()))
+    return Parts(
+        Recurrent(16, 16, symbols=True),
+        batch,
+        lambda m, b: F.cross_entropy(m(b[0]).float().flatten(0, 1), b[1].flatten()),
+    )
 
 
 def recommender(spec: Spec) -> Parts:
@@ -292,8 +308,11 @@ def recommender(spec: Spec) -> Parts:
         better = torch.sign(batch[1] - batch[1].roll(1))
         return F.softplus(-better * (model(batch[0]) - model(other)).float()).mean()
 
-    return Parts(Taste(), lambda i: (pairs[pick(i)], score[pick(i)]),
-                 ranking if spec.loss == "ranking" else lambda m, b: F.mse_loss(m(b[0]).float(), b[1]))
+    return Parts(
+        Taste(),
+        lambda i: (pairs[pick(i)], score[pick(i)]),
+        ranking if spec.loss == "ranking" else lambda m, b: F.mse_loss(m(b[0]).float(), b[1]),
+    )
 
 
 def contrastive(spec: Spec) -> Parts:
@@ -340,8 +359,11 @@ def bandit(spec: Spec) -> Parts:
 
     def batch(i: int) -> tuple[Tensor, Tensor, Tensor]:
         g = noise_of(i, spec.seed)
-        return (torch.randn(spec.batch, 6, generator=g), torch.rand(spec.batch, 1, generator=g),
-                0.5 * torch.randn(spec.batch, generator=g))
+        return (
+            torch.randn(spec.batch, 6, generator=g),
+            torch.rand(spec.batch, 1, generator=g),
+            0.5 * torch.randn(spec.batch, generator=g),
+        )
 
     def loss(model: nn.Module, b: Any) -> Tensor:
         state, luck, noise = b
@@ -375,8 +397,10 @@ class Task:
 
 
 TASKS = {
-    "mlp": Task(lambda s: digit_task(mlp(64, 48, 48, 10, dropout=s.dropout), (64,), s),
-                ("ce", "smoothed", "bce", "focal", "kl", "huber")),
+    "mlp": Task(
+        lambda s: digit_task(mlp(64, 48, 48, 10, dropout=s.dropout), (64,), s),
+        ("ce", "smoothed", "bce", "focal", "kl", "huber"),
+    ),
     "conv": Task(conv, ("ce", "smoothed", "focal"), least=8),
     "gru": Task(lambda s: digit_task(Recurrent(8, 10, symbols=False), (8, 8), s), ("ce", "bce"), rate=1.5, sgd=3.0),
     "transformer": Task(lambda s: digit_task(Attentive(s.dropout), (8, 8), s), ("ce", "smoothed")),
@@ -420,14 +444,26 @@ def draw(number: int, seed: int) -> Spec:
     schedule, precision = r.choice(SCHEDULES), r.choice(("fp32", "fp32", "fp32", "bf16", "fp16"))
     dropout, decay = r.choice((0.0, 0.1, 0.3)), r.choice((0.0, 0.0, 1e-4, 1e-2))
     factor = TASKS[task].rate * math.exp(r.uniform(math.log(0.5), math.log(2.0)))
-    if optimizer == "lbfgs":    # wants the same smooth function at every call
+    if optimizer == "lbfgs":  # wants the same smooth function at every call
         batch, steps, schedule, precision, dropout, decay, factor = 256, 60, "constant", "fp32", 0.0, 0.0, 1.0
     if grows:
         factor *= TASKS[task].sgd
-    if optimizer != "lbfgs" and batch < 8:    # as everyone does: noisy gradients, short steps
+    if optimizer != "lbfgs" and batch < 8:  # as everyone does: noisy gradients, short steps
         factor *= (batch / 8) ** 0.5
-    return Spec(number, task, r.choice(TASKS[task].losses), optimizer, schedule, precision, batch, steps,
-                rate * factor, dropout, decay, r.randrange(10_000))
+    return Spec(
+        number,
+        task,
+        r.choice(TASKS[task].losses),
+        optimizer,
+        schedule,
+        precision,
+        batch,
+        steps,
+        rate * factor,
+        dropout,
+        decay,
+        r.randrange(10_000),
+    )
 
 
 def make_optimizer(spec: Spec, model: nn.Module) -> torch.optim.Optimizer:
@@ -472,8 +508,13 @@ def train(spec: Spec, *, guarded: bool) -> Ended:
     dtype = torch.float16 if spec.precision == "fp16" else torch.bfloat16
     ended = Ended(before=standing(parts))
     with tempfile.TemporaryDirectory() as folder:
-        g = guard.attach(parts.model, optimizer, scheduler=schedule, scaler=scaler, run_dir=f"{folder}/run",
-                         receivers=[]) if guarded else None
+        g = (
+            guard.attach(
+                parts.model, optimizer, scheduler=schedule, scaler=scaler, run_dir=f"{folder}/run", receivers=[]
+            )
+            if guarded
+            else None
+        )
         batches = map(parts.batches, range(spec.steps)) if g is None else g.batches(parts.batches, steps=spec.steps)
         try:
             for batch in batches:
@@ -484,8 +525,15 @@ def train(spec: Spec, *, guarded: bool) -> Ended:
         except guard.TrainingStopped:
             ended.stopped = True
         if g is not None:
-            ended.incidents = [(i.policy, i.opened_tick, i.evidence.get("detection", {}).get("message", i.cause),
-                                [r.type for a in i.attempts for r in a.results]) for i in g.incidents]
+            ended.incidents = [
+                (
+                    i.policy,
+                    i.opened_tick,
+                    i.evidence.get("detection", {}).get("message", i.cause),
+                    [r.type for a in i.attempts for r in a.results],
+                )
+                for i in g.incidents
+            ]
             g.close()
     ended.after = standing(parts)
     ended.weights = [v.detach().clone() for v in parts.model.state_dict().values()]
@@ -499,9 +547,11 @@ def standing(parts: Parts) -> float:
         return statistics.fmean(float(parts.loss(model, parts.batches(i))) for i in range(_ASKED))
 
 
-def update(spec: Spec, parts: Parts, batch: Any, optimizer: Any, schedule: Any, scaler: Any,
-           dtype: torch.dtype) -> float:
+def update(
+    spec: Spec, parts: Parts, batch: Any, optimizer: Any, schedule: Any, scaler: Any, dtype: torch.dtype
+) -> float:
     """One iteration, as a training script that only calls `guard.attach` writes it; its loss."""
+
     def forward() -> Tensor:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype, enabled=spec.precision != "fp32"):
@@ -561,8 +611,7 @@ def judge(spec: Spec) -> Row:
     bare, ours = train(spec, guarded=False), train(spec, guarded=True)
     healthy = bare.finite and (bare.after < bare.before - 0.05 * abs(bare.before) or spec.task == "bandit")
     same = all(torch.equal(a, b) for a, b in zip(bare.weights, ours.weights, strict=True))
-    return Row(spec, ours.incidents, ours.spoke, ours.ticks, healthy, same, (bare.before, bare.after),
-               ours.stopped)
+    return Row(spec, ours.incidents, ours.spoke, ours.ticks, healthy, same, (bare.before, bare.after), ours.stopped)
 
 
 def run_all(numbers: range, seed: int, workers: int) -> list[Row]:
@@ -576,16 +625,21 @@ def run_all(numbers: range, seed: int, workers: int) -> list[Row]:
 def show(rows: list[Row]) -> None:
     for row in rows:
         if row.incidents or row.stopped or not row.same or not row.healthy:
-            marks = [*([] if row.healthy else ["doubtful"]), *([] if row.same else ["changed"]),
-                     *(["stopped"] if row.stopped else [])]
+            marks = [
+                *([] if row.healthy else ["doubtful"]),
+                *([] if row.same else ["changed"]),
+                *(["stopped"] if row.stopped else []),
+            ]
             print(f"{row.spec}: loss {row.fall[0]:.3g} to {row.fall[1]:.3g} {' '.join(marks)}")
             for policy, tick, message, actions in row.incidents:
                 print(f"    tick {tick}: {policy}: {message} -> {', '.join(actions) or 'told'}")
     sound = [r for r in rows if r.healthy]
     ticks, spoke = sum(r.ticks for r in sound), sum((r.spoke for r in sound), Counter[str]())
-    print(f"\n{len(sound)} healthy runs ({len(rows) - len(sound)} doubtful ones left out), {ticks} steps: "
-          f"{sum(r.acted for r in sound)} interventions, {sum(bool(r.incidents) for r in sound)} runs with an alarm, "
-          f"{sum(not r.same for r in sound)} not the bare run bit for bit")
+    print(
+        f"\n{len(sound)} healthy runs ({len(rows) - len(sound)} doubtful ones left out), {ticks} steps: "
+        f"{sum(r.acted for r in sound)} interventions, {sum(bool(r.incidents) for r in sound)} runs with an alarm, "
+        f"{sum(not r.same for r in sound)} not the bare run bit for bit"
+    )
     print(f"\n{'detector':22}{'per 100k steps':>16}{'runs':>6}")
     for name in sorted(guard_detectors()):
         runs = sum(name in r.spoke for r in sound)

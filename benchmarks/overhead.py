@@ -35,7 +35,7 @@ now = time.perf_counter
 Batch = tuple[Tensor, Tensor]
 BARE, CLIP = "bare", "clip_grad_norm_"
 PARTS = ("batch", "zero_grad", "forward", "backward", "step")
-WARM_UP = 40    # iterations of every variant before anything counts
+WARM_UP = 40  # iterations of every variant before anything counts
 
 
 # ---- models: called as model(x, y), they return the loss
@@ -102,9 +102,13 @@ class ManySmall(nn.Module):
 def vectors(width: int, batch: int, classes: int | None) -> list[Batch]:
     """A handful of batches: features, and classes (or, without classes, targets of the same width)."""
     g = torch.Generator().manual_seed(1)
-    return [(torch.randn(batch, width, generator=g),
-             torch.randint(classes, (batch,), generator=g) if classes else torch.randn(batch, width, generator=g))
-            for _ in range(16)]
+    return [
+        (
+            torch.randn(batch, width, generator=g),
+            torch.randint(classes, (batch,), generator=g) if classes else torch.randn(batch, width, generator=g),
+        )
+        for _ in range(16)
+    ]
 
 
 def tokens(words: int, batch: int, length: int) -> list[Batch]:
@@ -189,8 +193,14 @@ class Bench:
         self.real_step = Timed(self.optimizer.step)
         self.inner = (self.source, self.zero_grad, self.forward, self.engine, self.real_step)
 
-    def run(self, count: int, batches: Iterator[Batch], backward: Callable[[Tensor], None], step: Callable[[], Any],
-            extra: Callable[[], Any] | None = None) -> list[Sample]:
+    def run(
+        self,
+        count: int,
+        batches: Iterator[Batch],
+        backward: Callable[[Tensor], None],
+        step: Callable[[], Any],
+        extra: Callable[[], Any] | None = None,
+    ) -> list[Sample]:
         """`count` iterations of a training loop."""
         samples = []
         for _ in range(count):
@@ -232,8 +242,13 @@ class Clipped(Variant):
 
     def block(self, count: int) -> list[Sample]:
         clip = torch.nn.utils.clip_grad_norm_
-        return self.bench.run(count, self.batches, lambda loss: loss.backward(), self.bench.real_step,
-                              lambda: clip(self.bench.parameters, 1e9))
+        return self.bench.run(
+            count,
+            self.batches,
+            lambda loss: loss.backward(),
+            self.bench.real_step,
+            lambda: clip(self.bench.parameters, 1e9),
+        )
 
 
 class Guarded(Variant):
@@ -285,8 +300,11 @@ def measure_one(load: Workload, ticks: int, seed: int, *, loop_api: bool) -> dic
     order = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         guarded = Guarded(bench, Path(folder), loop_api=loop_api)
-        variants = {BARE: Variant(bench), CLIP: Clipped(bench),
-                    "guard, loop API" if loop_api else "guard, one line": guarded}
+        variants = {
+            BARE: Variant(bench),
+            CLIP: Clipped(bench),
+            "guard, loop API" if loop_api else "guard, one line": guarded,
+        }
         try:
             for variant in variants.values():
                 variant.block(WARM_UP)
@@ -314,8 +332,10 @@ def evaluate(variants: dict[str, Variant]) -> dict[str, Figures]:
     figures = {}
     for name, variant in variants.items():
         every = [s for block in variant.samples for s in block]
-        f = figures[name] = Figures((statistics.median(s.own for s in every) - rest) * 1e6,
-                                    (statistics.fmean(s.own for s in every) - mean_rest) * 1e6)
+        f = figures[name] = Figures(
+            (statistics.median(s.own for s in every) - rest) * 1e6,
+            (statistics.fmean(s.own for s in every) - mean_rest) * 1e6,
+        )
         f.parts = tuple((statistics.median(s.outside[i] for s in every) - rest_of[i]) * 1e6 for i in range(len(PARTS)))
         turns = zip(variant.samples, variants[CLIP].samples, variants[BARE].samples, strict=True)
         for mine, clips, plain in turns:
@@ -338,8 +358,10 @@ def show(load: Workload, results: list[dict[str, Figures]]) -> None:
     for figures in results:
         for name, f in figures.items():
             if name != BARE:
-                print(f"  {name:18}{f.median:12.1f}{f.mean:12.1f}{quartiles(f.of_clip):>24}"
-                      f"{f.mean / figures[CLIP].mean:13.2f}{quartiles(f.end_to_end):>24}")
+                print(
+                    f"  {name:18}{f.median:12.1f}{f.mean:12.1f}{quartiles(f.of_clip):>24}"
+                    f"{f.mean / figures[CLIP].mean:13.2f}{quartiles(f.end_to_end):>24}"
+                )
     print(f"  {'of which [us, median]':24}" + "".join(f"{p:>12}" for p in PARTS))
     for figures in results:
         *_, (name, f) = figures.items()

@@ -26,7 +26,7 @@ import guard
 from guard.notify import ReceiverSpec
 
 BLOCK = 100
-FAULT_EVERY = 400    # steps; each is an incident to be told
+FAULT_EVERY = 400  # steps; each is an incident to be told
 
 
 class Run:
@@ -36,8 +36,11 @@ class Run:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        policy = {"version": 1, "extends": "default",
-                  "policies": [{"name": "nan-rollback-retry-bf16", "attempts": [[{"type": "skip_step"}]]}]}
+        policy = {
+            "version": 1,
+            "extends": "default",
+            "policies": [{"name": "nan-rollback-retry-bf16", "attempts": [[{"type": "skip_step"}]]}],
+        }
         self.guard = guard.attach(self.model, self.optimizer, policy=policy, run_dir=run_dir, receivers=receivers)
         generator = torch.Generator().manual_seed(1)
         self.x = torch.randn(16, 64, 64, generator=generator)
@@ -79,8 +82,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000, help="of each run")
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
-    slack = ReceiverSpec("team", "slack", channel="#training", token="xoxb-none", base_url=never_answers(),
-                         timeout=30.0)
+    slack = ReceiverSpec(
+        "team", "slack", channel="#training", token="xoxb-none", base_url=never_answers(), timeout=30.0
+    )
     with tempfile.TemporaryDirectory() as folder:
         runs = {"tells nobody": Run(Path(folder) / "quiet", []), "Slack hangs": Run(Path(folder) / "hangs", [slack])}
         order = random.Random(0)

@@ -31,13 +31,13 @@ from guard.types import Signals
 
 FOLDER = Path(__file__).parent
 HEAD = "<!-- Written by docs/generate.py; to change it, change the code and run: make docs -->\n\n"
-WIDTH = 50     # losses that the classic rule looks at
-RATIO = 0.3    # its limit
+WIDTH = 50  # losses that the classic rule looks at
+RATIO = 0.3  # its limit
 
 
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
-    for name in ("SLACK_BOT_TOKEN", "SLACK_CHANNEL"):    # else the pages would depend on who writes them
+    for name in ("SLACK_BOT_TOKEN", "SLACK_CHANNEL"):  # else the pages would depend on who writes them
         os.environ.pop(name, None)
     return {"detectors.md": HEAD + detectors(), "actions.md": HEAD + actions(), "policies.md": HEAD + policies()}
 
@@ -62,7 +62,7 @@ def actions() -> str:
     return f"""# Actions
 
 What a policy can do: `actions: [{{type: NAME, ...parameters}}]`, or rung by rung under `attempts:`. If several policies
-fire in one tick, the strongest action decides: {', '.join(STRENGTH)}, then the others.
+fire in one tick, the strongest action decides: {", ".join(STRENGTH)}, then the others.
 
 {overview(ACTIONS, "what it does")}
 {"".join(page(ACTIONS, name) for name in built_in(ACTIONS))}"""
@@ -92,8 +92,10 @@ def markdown(text: str) -> str:
 def section(head: str, body: str) -> str:
     if head == "Args" and "\n" in body:
         entries = re.split(r"\n    (?=\w+: )", "\n" + body.strip("\n"))
-        return "**Parameters:**\n" + "".join(f"\n- `{key}`: {one_line(rest)}" for key, _, rest in
-                                             (entry.strip().partition(": ") for entry in entries if entry.strip()))
+        return "**Parameters:**\n" + "".join(
+            f"\n- `{key}`: {one_line(rest)}"
+            for key, _, rest in (entry.strip().partition(": ") for entry in entries if entry.strip())
+        )
     if head == "Args":
         return f"**Parameters:** {one_line(body)}"
     if head == "Example":
@@ -119,10 +121,28 @@ def classic_rule() -> str:
         r = random.Random(0)
         losses = [curve(t, r) for t in range(600)]
         theirs, ours = classic_alarms(losses), own_alarms(losses)
-        rows.append((kind, "yes" if healthy else "**no**", f"{losses[0]:.2f}", f"{losses[-1]:.2g}", str(len(theirs)),
-                     str(theirs[0]) if theirs else "never", str(len(ours)), str(ours[0]) if ours else "never"))
-    head = ("600 losses", "healthy", "first", "last", "classic rule: ticks in alarm", "from",
-            "`oscillation`: ticks in alarm", "from")
+        rows.append(
+            (
+                kind,
+                "yes" if healthy else "**no**",
+                f"{losses[0]:.2f}",
+                f"{losses[-1]:.2g}",
+                str(len(theirs)),
+                str(theirs[0]) if theirs else "never",
+                str(len(ours)),
+                str(ours[0]) if ours else "never",
+            )
+        )
+    head = (
+        "600 losses",
+        "healthy",
+        "first",
+        "last",
+        "classic rule: ticks in alarm",
+        "from",
+        "`oscillation`: ticks in alarm",
+        "from",
+    )
     return f"""## Why `oscillation` is not a ratio
 
 The classic rule calls it an oscillation when the standard deviation of the last {WIDTH} losses is above {RATIO} of
@@ -197,27 +217,63 @@ file that `extends` another changes it policy by policy, by `name`: keys that ar
 
 ### The file
 
-{keys_table(PolicySet, SET_KEYS, {"extends": ("name or path", "none", "Shipped policy or file that this one changes."),
-    "version": ("`1`", "needed", "Of the language."),
-    "name": ("text", "the file's name", "What the set is called."),
-    "mode": ("observe or enforce", "`enforce`", "Only report, or act."),
-    "policies": ("list", "none", "See below."), "receivers": ("mapping of name to receiver", "none", "Who is told."),
-    "checkpoints": ("mapping", "see below", "How often the state is kept.")})}
+{
+        keys_table(
+            PolicySet,
+            SET_KEYS,
+            {
+                "extends": ("name or path", "none", "Shipped policy or file that this one changes."),
+                "version": ("`1`", "needed", "Of the language."),
+                "name": ("text", "the file's name", "What the set is called."),
+                "mode": ("observe or enforce", "`enforce`", "Only report, or act."),
+                "policies": ("list", "none", "See below."),
+                "receivers": ("mapping of name to receiver", "none", "Who is told."),
+                "checkpoints": ("mapping", "see below", "How often the state is kept."),
+            },
+        )
+    }
 
 ### `policies:`
 
-{keys_table(Policy, POLICY_KEYS, {
-    "name": ("text", "needed", "What it is called in messages, and what a file that extends this one names it by."),
-    "description": ("text", "none", "For people."),
-    "severity": ("info, warning or critical", "`warning`", "Worth a line; worse off, or lost, if nobody acts."),
-    "trigger": ("detector, `{all: [...]}` or `{any: [...]}`", "needed", "What it waits for: `docs/detectors.md`."),
-    "attempts": ("list of lists of actions", "none", "The ladder: the next one when one has failed. None: only told."),
-    "actions": ("list of actions", "none", "In place of `attempts`: taken at every firing, within `limits`."),
-    "limits": ("mapping", "none", "How often it may act."),
-    "for": ("steps, as in `3 steps`", "`1 step`", "Ticks in a row that the trigger must hold."),
-    "on_exhausted": ("notify or stop", "`notify`", "When attempts or budget are spent."),
-    "mode": ("observe or enforce", "the set's", "For this policy alone."),
-    "enabled": ("true or false", "`true`", "False drops the policy, for instance one of an extended file.")})}
+{
+        keys_table(
+            Policy,
+            POLICY_KEYS,
+            {
+                "name": (
+                    "text",
+                    "needed",
+                    "What it is called in messages, and what a file that extends this one names it by.",
+                ),
+                "description": ("text", "none", "For people."),
+                "severity": (
+                    "info, warning or critical",
+                    "`warning`",
+                    "Worth a line; worse off, or lost, if nobody acts.",
+                ),
+                "trigger": (
+                    "detector, `{all: [...]}` or `{any: [...]}`",
+                    "needed",
+                    "What it waits for: `docs/detectors.md`.",
+                ),
+                "attempts": (
+                    "list of lists of actions",
+                    "none",
+                    "The ladder: the next one when one has failed. None: only told.",
+                ),
+                "actions": (
+                    "list of actions",
+                    "none",
+                    "In place of `attempts`: taken at every firing, within `limits`.",
+                ),
+                "limits": ("mapping", "none", "How often it may act."),
+                "for": ("steps, as in `3 steps`", "`1 step`", "Ticks in a row that the trigger must hold."),
+                "on_exhausted": ("notify or stop", "`notify`", "When attempts or budget are spent."),
+                "mode": ("observe or enforce", "the set's", "For this policy alone."),
+                "enabled": ("true or false", "`true`", "False drops the policy, for instance one of an extended file."),
+            },
+        )
+    }
 
 An action is `{{type: NAME, ...parameters}}`: `docs/actions.md`.
 
@@ -261,8 +317,9 @@ def items(text: str) -> str:
     return "\n".join([f"- {head}{colon}", *(f"  - {clause}" for clause in [remedy, *others] if clause)])
 
 
-def keys_table(model: type[BaseModel], keys: tuple[str, ...] | None = None,
-               given: dict[str, tuple[str, str, str]] | None = None) -> str:
+def keys_table(
+    model: type[BaseModel], keys: tuple[str, ...] | None = None, given: dict[str, tuple[str, str, str]] | None = None
+) -> str:
     """Keys, types, defaults and meanings; `given` where the model says less than is true of a file."""
     fields = {yaml_name(*item): item for item in model.model_fields.items()}
     meanings, rows = described(model), []
@@ -323,12 +380,22 @@ def default(value: Any, schema: dict[str, Any]) -> str:
 
 def receivers() -> str:
     """One table: which type takes which key."""
-    meanings = described(Receiver) | {"type": "Where it tells.",
-        "remind_every": "Between reminders of an unresolved incident; `null`: no reminders."}
+    meanings = described(Receiver) | {
+        "type": "Where it tells.",
+        "remind_every": "Between reminders of an unresolved incident; `null`: no reminders.",
+    }
     schema = Receiver.model_json_schema()["properties"]
     keys = [key for key in Receiver.model_fields if any(key in own for own in RECEIVER_KEYS.values())]
-    rows = [(f"`{key}`", ", ".join(type_ for type_, own in RECEIVER_KEYS.items() if key in own), kind(schema[key]),
-             default(Receiver.model_fields[key].default, schema[key]), meanings.get(key, "")) for key in keys]
+    rows = [
+        (
+            f"`{key}`",
+            ", ".join(type_ for type_, own in RECEIVER_KEYS.items() if key in own),
+            kind(schema[key]),
+            default(Receiver.model_fields[key].default, schema[key]),
+            meanings.get(key, ""),
+        )
+        for key in keys
+    ]
     return table(("key", "of", "type", "default", "meaning"), rows)
 
 

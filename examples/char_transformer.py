@@ -1,7 +1,7 @@
 """A small character-level transformer on Python's own help topics, guarded by one line.
 
-    python examples/char_transformer.py
-    guard status runs/char-transformer
+python examples/char_transformer.py
+guard status runs/char-transformer
 """
 
 from pydoc_data.topics import topics
@@ -34,7 +34,7 @@ class CharTransformer(nn.Module):
 torch.manual_seed(0)
 model = CharTransformer()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-guard.attach(model, optimizer, run_dir="runs/char-transformer", resume="never")    # the one line
+guard.attach(model, optimizer, run_dir="runs/char-transformer", resume="never")  # the one line
 
 for step in range(STEPS):
     starts = torch.randint(len(data) - CONTEXT - 1, (BATCH, 1))

@@ -29,8 +29,15 @@ class LongCodes(guard.Detector):
         length = (s.metrics or {}).get("code_length", 0.0)
         if length <= self.params.longest:
             return None
-        return guard.Detection("long_codes", "code_length", length, self.params.longest, math.nan, s.tick,
-                               f"codes are {length:.2f} long, more than {self.params.longest:.2f}")
+        return guard.Detection(
+            "long_codes",
+            "code_length",
+            length,
+            self.params.longest,
+            math.nan,
+            s.tick,
+            f"codes are {length:.2f} long, more than {self.params.longest:.2f}",
+        )
 
 
 @guard.action("decay_weights")
@@ -51,12 +58,14 @@ class DecayWeights(guard.Action):
 
 POLICY = {
     "version": 1,
-    "policies": [{
-        "name": "shrink-on-long-codes",
-        "trigger": {"type": "long_codes", "longest": 2.0},
-        "actions": [{"type": "decay_weights", "factor": 0.5}],
-        "resolve_after": 10,
-    }],
+    "policies": [
+        {
+            "name": "shrink-on-long-codes",
+            "trigger": {"type": "long_codes", "longest": 2.0},
+            "actions": [{"type": "decay_weights", "factor": 0.5}],
+            "resolve_after": 10,
+        }
+    ],
     "receivers": {"console": {"type": "console"}},
 }
 
@@ -66,7 +75,7 @@ model = torch.nn.ModuleList([encoder, decoder])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 with guard.attach(model, optimizer, policy=POLICY, run_dir="runs/custom-detector", resume="never") as g:
     for step in range(60):
-        if step == 30:    # the fault: somebody scales the encoder up
+        if step == 30:  # the fault: somebody scales the encoder up
             with torch.no_grad():
                 encoder.weight.mul_(3.0)
         x = torch.randn(32, 8)

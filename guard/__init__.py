@@ -17,15 +17,43 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attach": "guard.attaching", "Guard": "guard.guard", "PolicySet": "guard.policy",
-    "Detector": "guard.detectors", "detector": "guard.detectors", "Action": "guard.actions", "action": "guard.actions",
-    "Detection": "guard.types", "Incident": "guard.types", "Result": "guard.types", "Signals": "guard.types",
-    "GuardError": "guard.errors", "PolicyError": "guard.errors", "RunDirError": "guard.errors",
-    "TrainingStopped": "guard.errors", "UsageError": "guard.errors",
+    "attach": "guard.attaching",
+    "Guard": "guard.guard",
+    "PolicySet": "guard.policy",
+    "Detector": "guard.detectors",
+    "detector": "guard.detectors",
+    "Action": "guard.actions",
+    "action": "guard.actions",
+    "Detection": "guard.types",
+    "Incident": "guard.types",
+    "Result": "guard.types",
+    "Signals": "guard.types",
+    "GuardError": "guard.errors",
+    "PolicyError": "guard.errors",
+    "RunDirError": "guard.errors",
+    "TrainingStopped": "guard.errors",
+    "UsageError": "guard.errors",
 }
 
-__all__ = ["Action", "Detection", "Detector", "Guard", "GuardError", "Incident", "PolicyError", "PolicySet", "Result",
-           "RunDirError", "Signals", "TrainingStopped", "UsageError", "__version__", "action", "attach", "detector"]
+__all__ = [
+    "Action",
+    "Detection",
+    "Detector",
+    "Guard",
+    "GuardError",
+    "Incident",
+    "PolicyError",
+    "PolicySet",
+    "Result",
+    "RunDirError",
+    "Signals",
+    "TrainingStopped",
+    "UsageError",
+    "__version__",
+    "action",
+    "attach",
+    "detector",
+]
 
 
 def __getattr__(name: str) -> Any:

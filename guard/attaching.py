@@ -29,11 +29,19 @@ from guard.types import Mode
 _ATTACHED: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Guard]] = weakref.WeakKeyDictionary()
 
 
-def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], *,
-           policy: str | os.PathLike[str] | Mapping[str, Any] | PolicySet = "default",
-           scheduler: Any = None, scaler: Any = None, run_dir: str | os.PathLike[str] | None = None,
-           extra: Mapping[str, Stateful] | None = None, resume: Literal["auto", "never"] = "auto",
-           receivers: Sequence[ReceiverSpec] | None = None, mode: Mode | None = None) -> Guard:
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    policy: str | os.PathLike[str] | Mapping[str, Any] | PolicySet = "default",
+    scheduler: Any = None,
+    scaler: Any = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    extra: Mapping[str, Stateful] | None = None,
+    resume: Literal["auto", "never"] = "auto",
+    receivers: Sequence[ReceiverSpec] | None = None,
+    mode: Mode | None = None,
+) -> Guard:
     """Puts a guard around ``optimizer.step``. One line in a training script is enough.
 
     Args:
@@ -68,20 +76,34 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.o
     path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
     before = IncidentLog(read_journal(path))
     if before.finished is not None and resume == "auto":
-        raise RunDirError(f"the run in {path} has {before.finished['status']}; give this one another run_dir, "
-                          "or say resume='never' to begin anew there")
+        raise RunDirError(
+            f"the run in {path} has {before.finished['status']}; give this one another run_dir, "
+            "or say resume='never' to begin anew there"
+        )
     chosen: Mode = mode or policies.mode or "enforce"
     alone = _world_size() == 1
     clock = SystemClock()
     if scaler is not None and not scaler.is_enabled():
         scaler = None
-    guard = Guard(model, optimizers, policies, schedulers=schedulers, scaler=scaler, run_dir=path, extra=dict(extra or {}),
-                  mode=chosen if alone else "observe", clock=clock, earlier=before)
+    guard = Guard(
+        model,
+        optimizers,
+        policies,
+        schedulers=schedulers,
+        scaler=scaler,
+        run_dir=path,
+        extra=dict(extra or {}),
+        mode=chosen if alone else "observe",
+        clock=clock,
+        earlier=before,
+    )
     for o in optimizers:
         _ATTACHED[o] = weakref.ref(guard)
     guard.report.started(run=path.name, mode=guard.mode, policy=policies.name, policy_text=dump(policies))
     if not alone and chosen == "enforce":
-        guard.report.notice("warning", f"{_world_size()} processes train together: this version only observes such runs")
+        guard.report.notice(
+            "warning", f"{_world_size()} processes train together: this version only observes such runs"
+        )
     _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
     atexit.register(_close_at_exit, weakref.ref(guard))
     return guard
@@ -110,11 +132,15 @@ def _check(model: Any, optimizers: Sequence[Any], state: Mapping[str, Any], mode
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not optimizers or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
-        raise UsageError("optimizer must be a torch.optim.Optimizer or a list of them, not "
-                         f"{', '.join(type(o).__name__ for o in optimizers) or 'an empty list'}")
+        raise UsageError(
+            "optimizer must be a torch.optim.Optimizer or a list of them, not "
+            f"{', '.join(type(o).__name__ for o in optimizers) or 'an empty list'}"
+        )
     for name, thing in state.items():
         if thing is not None and not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise UsageError(f"{name} ({type(thing).__name__}) has no state_dict/load_state_dict, so it cannot be rolled back")
+            raise UsageError(
+                f"{name} ({type(thing).__name__}) has no state_dict/load_state_dict, so it cannot be rolled back"
+            )
         try:
             _ = None if thing is None else thing.state_dict()
         except Exception as error:

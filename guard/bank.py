@@ -45,8 +45,8 @@ class Rules:
         """A fresh set of detectors.
 
         Args:
-            curves: with those that judge the shape of the loss curve; several optimizers play a game whose losses have an
-                equilibrium, where flat is how it should be.
+            curves: with those that judge the shape of the loss curve; several optimizers play a game whose losses
+                have an equilibrium, where flat is how it should be.
         """
         detectors = {}
         for i, leaf in enumerate(self._leaves):
@@ -58,8 +58,12 @@ class Rules:
 
     def needs(self) -> dict[str, int]:
         """Parts of `Signals.deep` that the detectors read -> the shortest interval [ticks] one of them asks for."""
-        asked = [(need, int(getattr(leaf.params, "every", 1)))
-                 for leaf in self._leaves for need in DETECTORS.get(leaf.type).needs]  # type: ignore[union-attr]
+        asked = [
+            (need, int(getattr(leaf.params, "every", 1)))
+            for leaf in self._leaves
+            if (cls := DETECTORS.get(leaf.type)) is not None
+            for need in cls.needs
+        ]
         return {need: min(every for other, every in asked if other == need) for need, _ in asked}
 
     def indices(self, name: str) -> list[int]:

@@ -1,4 +1,6 @@
-"""What happens between two iterations: the second restore after a rollback, snapshots, and the check that they are sound."""
+"""What happens between two iterations: the second restore after a rollback, snapshots, and the check that they
+are sound.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from collections.abc import Sequence
 from guard.bank import Bank, Rules
 from guard.checkpoints import Interval, Snapshot, Surroundings, keep_that_fits
 from guard.clock import Clock
-from guard.live import LiveRun
 from guard.policy.schema import Checkpoints
 from guard.reporter import Reporter
 from guard.responder import Responder
+from guard.run.live import LiveRun
 from guard.types import Detection
 
-_BORDERS = 16    # passes back over whose beginning a rollback is still exact
+_BORDERS = 16  # passes back over whose beginning a rollback is still exact
 
 
 class Boundary:
@@ -35,12 +37,21 @@ class Boundary:
         pass_begins: the loop, not a replay, begins a pass over its data.
     """
 
-    def __init__(self, live: LiveRun, responder: Responder, report: Reporter, rules: Rules, banks: Sequence[Bank], *,
-                 checkpoints: Checkpoints, clock: Clock) -> None:
+    def __init__(
+        self,
+        live: LiveRun,
+        responder: Responder,
+        report: Reporter,
+        rules: Rules,
+        banks: Sequence[Bank],
+        *,
+        checkpoints: Checkpoints,
+        clock: Clock,
+    ) -> None:
         self._live, self._responder, self._report, self._rules, self._banks = live, responder, report, rules, banks
         self._checkpoints = checkpoints
         self._interval = Interval(checkpoints.every, clock)
-        self._borders: dict[int, Surroundings] = {}    # pass -> what the loop's code between the passes had left
+        self._borders: dict[int, Surroundings] = {}  # pass -> what the loop's code between the passes had left
         self._best = math.inf
         self.history_starts = True
         self.pass_begins = False
@@ -67,8 +78,8 @@ class Boundary:
         return self._live.ring.candidate is None and self._interval.due(self._live.step)
 
     def cross_border(self, number: int) -> None:
-        """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run again, so
-        what it left the first time is put back."""
+        """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run
+        again, so what it left the first time is put back."""
         feed = self._live.feed
         if feed is None or feed.passes is None or not self._responder.acting:
             return
@@ -81,7 +92,7 @@ class Boundary:
 
     def provisional_start(self) -> None:
         """The state of now, until the first boundary gives a better one: a loop may never show where it begins."""
-        with contextlib.suppress(Exception):    # parameters that do not exist yet (lazy modules)
+        with contextlib.suppress(Exception):  # parameters that do not exist yet (lazy modules)
             snapshot = self._capture()
             if snapshot.finite:
                 self._live.ring.restart(snapshot)
@@ -128,16 +139,26 @@ class Boundary:
         fits = keep_that_fits(snapshot.bytes, keep, self._checkpoints.memory)
         if fits < keep:
             self._live.ring.keep = fits
-            self._report.notice("info", f"{fits} instead of {keep} good checkpoints are kept in memory: one takes "
-                                        f"{snapshot.bytes / 2**20:.0f} MiB")
+            self._report.notice(
+                "info",
+                f"{fits} instead of {keep} good checkpoints are kept in memory: one takes "
+                f"{snapshot.bytes / 2**20:.0f} MiB",
+            )
 
     def _poisoned(self) -> bool:
         """Weights or buffers are not finite although losses and gradients were. True: a rollback undid it."""
         live = self._live
         since = live.ring.newest_tick() + 1
-        detection = Detection("non_finite", "state", math.nan, 0.0, 0.0, since,
-                              f"weights or buffers became NaN or Inf between tick {since - 1} and {live.tick}, "
-                              "although losses and gradients were finite")
+        detection = Detection(
+            "non_finite",
+            "state",
+            math.nan,
+            0.0,
+            0.0,
+            since,
+            f"weights or buffers became NaN or Inf between tick {since - 1} and {live.tick}, "
+            "although losses and gradients were finite",
+        )
         self._responder.respond(dict.fromkeys(self._rules.indices("non_finite"), detection), {})
         if live.stopping:
             raise self._report.training_stopped()

@@ -18,21 +18,21 @@ from guard.bank import Bank, Rules
 from guard.boundary import Boundary
 from guard.checkpoints import Stateful
 from guard.clock import Clock
-from guard.errands import Errands
 from guard.errors import TrainingStopped, UsageError
-from guard.feed import Feed
 from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir
-from guard.iteration import Iteration
-from guard.live import LiveRun
 from guard.policy import PolicySet
 from guard.reporter import Reporter
 from guard.responder import Responder
+from guard.run.errands import Errands
+from guard.run.feed import Feed
+from guard.run.iteration import Iteration
+from guard.run.live import LiveRun
 from guard.signals import Deep, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
 from guard.types import Incident, Mode, Signals
 
-_FLUSH = 0.2    # [s] of `close` that are left for the disk
+_FLUSH = 0.2  # [s] of `close` that are left for the disk
 
 
 class Guard:
@@ -48,9 +48,20 @@ class Guard:
         boundary: what happens between two iterations.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], policies: PolicySet, *,
-                 schedulers: Sequence[Stateful], scaler: Any, run_dir: Path, extra: dict[str, Stateful], mode: Mode,
-                 clock: Clock, earlier: IncidentLog) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        policies: PolicySet,
+        *,
+        schedulers: Sequence[Stateful],
+        scaler: Any,
+        run_dir: Path,
+        extra: dict[str, Stateful],
+        mode: Mode,
+        clock: Clock,
+        earlier: IncidentLog,
+    ) -> None:
         self.run_dir, self.policies = run_dir, policies
         others: dict[str, Stateful] = {f"scheduler {i}": s for i, s in enumerate(schedulers)}
         if scaler is not None:
@@ -58,8 +69,14 @@ class Guard:
         others |= extra
         rules, self._history = Rules(policies), History()
         self.policy_names = [p.name for p in rules.policies]
-        self.live = LiveRun(model, optimizers, others, scaler=scaler, checkpoints=policies.checkpoints,
-                            usual_grad_norm=self._history.typical_grad_norm)
+        self.live = LiveRun(
+            model,
+            optimizers,
+            others,
+            scaler=scaler,
+            checkpoints=policies.checkpoints,
+            usual_grad_norm=self._history.typical_grad_norm,
+        )
         self._slots = [Slot(o, rules.bank(curves=len(optimizers) == 1)) for o in optimizers]
         needs = rules.needs()
         self._deep = Deep(model, patching.entry_modules(model), optimizers, needs, clock) if needs else None
@@ -68,30 +85,34 @@ class Guard:
         self._files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self._phase))
         self.report = Reporter(self._files, lambda: (self.live.tick, self.live.step), earlier)
         banks = [slot.bank for slot in self._slots]
-        self.responder = Responder(rules, self.live, self.report, banks, self._history, mode=mode, opened=len(earlier.incidents))
-        self.boundary = Boundary(self.live, self.responder, self.report, rules, banks, checkpoints=policies.checkpoints,
-                                 clock=clock)
+        self.responder = Responder(
+            rules, self.live, self.report, banks, self._history, mode=mode, opened=len(earlier.incidents)
+        )
+        self.boundary = Boundary(
+            self.live, self.responder, self.report, rules, banks, checkpoints=policies.checkpoints, clock=clock
+        )
         self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
         if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
             self.live.iteration = Iteration()
         self._metrics: dict[str, float] | None = None
-        self._boundary_due = True     # the next training forward pass begins an iteration
-        self._lenient = False         # so does one in eval mode
+        self._boundary_due = True  # the next training forward pass begins an iteration
+        self._lenient = False  # so does one in eval mode
         self._window_open = self._ticked = False
-        self._discarded: set[Slot] = set()    # optimizers that have stepped in an iteration that was rolled back
+        self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
         self._listening = True
         self._closed = False
         self._pid = os.getpid()
         self._undo: list[Callable[[], None]] = []
         self._watching = False
-        self.on_close: list[Callable[[float], object]] = []    # the courier's end
+        self.on_close: list[Callable[[float], object]] = []  # the courier's end
         self._install()
 
     # ---- what a training loop calls
 
-    def batches(self, source: Iterable[Any] | Callable[[int], Any], steps: int | None = None,
-                accumulate: int = 1) -> Iterator[Any]:
+    def batches(
+        self, source: Iterable[Any] | Callable[[int], Any], steps: int | None = None, accumulate: int = 1
+    ) -> Iterator[Any]:
         """Yields batches until `steps` steps are done (None: one pass over `source`).
 
         Args:
@@ -125,8 +146,13 @@ class Guard:
         finally:
             feed.release()
 
-    def autocast(self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True,
-                 cache_enabled: bool | None = None) -> torch.autocast:
+    def autocast(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> torch.autocast:
         """`torch.autocast`, except that a `precision` action can change its dtype. Same arguments."""
         return self.live.precision.region(device_type, dtype, enabled, cache_enabled)
 
@@ -200,10 +226,14 @@ class Guard:
     def summary(self) -> dict[str, Any]:
         """The run so far in a few numbers."""
         losses = [row[2] for row in self._history.rows if math.isfinite(row[2])]
-        return {"steps": self.step, "ticks": self.tick, "last_loss": losses[-1] if losses else None,
-                "best_val_loss": self.boundary.best if math.isfinite(self.boundary.best) else None,
-                "incidents": len(self.incidents),
-                "resolved": sum(i.status == "resolved" for i in self.incidents)}
+        return {
+            "steps": self.step,
+            "ticks": self.tick,
+            "last_loss": losses[-1] if losses else None,
+            "best_val_loss": self.boundary.best if math.isfinite(self.boundary.best) else None,
+            "incidents": len(self.incidents),
+            "resolved": sum(i.status == "resolved" for i in self.incidents),
+        }
 
     # ---- one step, exactly
 
@@ -220,7 +250,7 @@ class Guard:
             self._give_up(error)
             accepted = not self._acting or careful_norm(slot.reader.gradients()) < math.inf
             if not accepted:
-                self.live.leave_out()    # the gate holds to the last
+                self.live.leave_out()  # the gate holds to the last
             return self._update(slot, closure, result) if accepted else result
         if accepted:
             result = self._update(slot, closure, result)
@@ -274,7 +304,7 @@ class Guard:
         if live.paused_for is not None:
             self._pause()
         if not s.grad_norm < math.inf and not live.left_out and self._acting and not (s.overflow and _harmless(s)):
-            live.leave_out()    # the gate: whatever the policies say
+            live.leave_out()  # the gate: whatever the policies say
             self.report.gated(s.grad_norm)
         if live.stopping:
             raise self.report.training_stopped()
@@ -287,7 +317,7 @@ class Guard:
         if self.live.went_back is None:
             return False
         if self.live.feed is None and slot in self._discarded:
-            self.live.went_back = None    # a new iteration, although no boundary was seen
+            self.live.went_back = None  # a new iteration, although no boundary was seen
             return False
         self._discarded.add(slot)
         return True
@@ -312,7 +342,7 @@ class Guard:
         if slot is not self._clock_slot:
             return
         if live.scales_lr:
-            s.lr_effective = live.effective_lr(s.lr)    # an action of this very tick may have changed it
+            s.lr_effective = live.effective_lr(s.lr)  # an action of this very tick may have changed it
         row = (s.tick, s.step, s.loss, s.grad_norm, s.lr, s.lr_effective, s.loss_scale)
         self._history.rows.append(row)
         self._files.rows.append(row)
@@ -335,7 +365,9 @@ class Guard:
         self._boundary_due = self._ticked = True
 
     def _look_deeper(self) -> None:
-        """An iteration passed without a training forward pass of the model: its parts are called, or it is in eval mode."""
+        """An iteration passed without a training forward pass of the model: its parts are called, or it is in
+        eval mode.
+        """
         self._lenient = True
         for child in self.live.model.children():
             for module in patching.entry_modules(child):
@@ -348,7 +380,7 @@ class Guard:
         live = self.live
         while True:
             if self._window_open and not self._ticked:
-                live.step += 1    # the loop left this step out by itself
+                live.step += 1  # the loop left this step out by itself
             self._window_open = self._ticked = self._boundary_due = False
             self._boundary()
             if feed.skipped:
@@ -363,7 +395,7 @@ class Guard:
     def _boundary(self) -> None:
         """Between two iterations: restores again after a rollback, takes a snapshot if one is due."""
         if not self._undo:
-            return    # detached: the guard has let go of the run
+            return  # detached: the guard has let go of the run
         try:
             self.boundary.cross()
         except TrainingStopped:
@@ -409,7 +441,7 @@ class Guard:
             real(*args, **kwargs)
         else:
             self.live.scaler._per_optimizer_states.clear()
-        if self.live.went_back is None:    # else the scaler is restored again, and then it is settled
+        if self.live.went_back is None:  # else the scaler is restored again, and then it is settled
             self.live.loss_scale.settle()
 
     def heard_backward(self, tensors: Any) -> None:
@@ -421,7 +453,9 @@ class Guard:
                         slot.loss.hear(tensor)
 
     def reloading(self) -> None:
-        """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is restored."""
+        """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is
+        restored.
+        """
         self.live.boundary()
 
     def reloaded(self) -> None:
@@ -482,7 +516,7 @@ class Guard:
             self._boundary()
             self._verify_end()
         except TrainingStopped:
-            pass    # it is over anyway, and journaled
+            pass  # it is over anyway, and journaled
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
 
@@ -525,9 +559,11 @@ class Guard:
         feed = self.live.feed
         if feed is None or feed.source is not source or feed.accumulate != accumulate:
             feed = self.live.feed = Feed(source, accumulate, on_pass=self.boundary.cross_border)
-            self.boundary.history_starts = True    # places in another source mean nothing here
+            self.boundary.history_starts = True  # places in another source mean nothing here
             if not feed.can_go_back:
-                self.report.notice("info", "the data source can be read only once, so a rollback goes on with fresh data")
+                self.report.notice(
+                    "info", "the data source can be read only once, so a rollback goes on with fresh data"
+                )
         if steps is None:
             if not feed.iterable:
                 raise UsageError("g.batches needs `steps` with a callable source: it has no end of its own")
@@ -570,6 +606,7 @@ def _known_first(closure: Callable[[], Any], loss: Any) -> Callable[[], Any]:
 
 
 def _harmless(s: Signals) -> bool:
-    """An overflow is the loss scaler's ordinary search, unless the loss itself was not finite: then buffers may hold NaN."""
+    """An overflow is the loss scaler's ordinary search, unless the loss itself was not finite: then buffers may
+    hold NaN.
+    """
     return not s.loss_known or s.loss - s.loss == 0.0
-

@@ -1,4 +1,5 @@
-"""Patching a run, and undoing it. Instances only, never a class; the one process-wide patch is `torch.autograd.backward`.
+"""Patching a run, and undoing it. Instances only, never a class; the one process-wide patch is
+`torch.autograd.backward`.
 
 What is put on an instance survives deepcopy and pickle: optimizers leave instance attributes out of their state, and
 what hangs on scalers and modules are module-level functions that look their guard up and are inert on a copy.
@@ -25,7 +26,7 @@ class StepPatch:
 
     def __init__(self, optimizer: torch.optim.Optimizer, guarded: Callable[[Any], Any]) -> None:
         self.optimizer = optimizer
-        self._own = optimizer.__dict__.get("step")    # a scheduler's or another tool's wrapper, if there is one
+        self._own = optimizer.__dict__.get("step")  # a scheduler's or another tool's wrapper, if there is one
         self.real: Callable[..., Any] = optimizer.step
         self.active = True
         real = self.real
@@ -58,7 +59,9 @@ _SCALERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def _scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     watcher = _SCALERS.get(self)
     step = functools.partial(type(self).step, self)
-    return step(optimizer, *args, **kwargs) if watcher is None else watcher.scaler_step(step, optimizer, *args, **kwargs)
+    return (
+        step(optimizer, *args, **kwargs) if watcher is None else watcher.scaler_step(step, optimizer, *args, **kwargs)
+    )
 
 
 def _scaler_update(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +75,9 @@ _scaler_step.__name__, _scaler_update.__name__ = "step", "update"
 
 
 def watch_scaler(scaler: Any, watcher: Any) -> Callable[[], None]:
-    """Calls ``watcher.scaler_step(real, optimizer, ...)`` and ``watcher.scaler_update(real, ...)``; returns the undo."""
+    """Calls ``watcher.scaler_step(real, optimizer, ...)`` and ``watcher.scaler_update(real, ...)``; returns the
+    undo.
+    """
     _SCALERS[scaler] = watcher
     scaler.step = types.MethodType(_scaler_step, scaler)
     scaler.update = types.MethodType(_scaler_update, scaler)
@@ -111,7 +116,7 @@ def _watch(owner: Any, watcher: Any, handle: Any) -> Callable[[], None]:
 
 def _before_forward(module: nn.Module, args: Any) -> Any:
     if torch.compiler.is_compiling():
-        return None    # inside a graph that is being captured there is no guard
+        return None  # inside a graph that is being captured there is no guard
     watcher = _watcher_of(module)
     return None if watcher is None else watcher.before_forward(module, args)
 

@@ -8,8 +8,17 @@ from guard.policy import PolicySet
 
 def receiver_specs(policies: PolicySet) -> list[ReceiverSpec]:
     """The policy's receivers as the courier wants them; secrets are read when they are needed."""
-    return [ReceiverSpec(name=name, type=r.type, min_severity=r.min_severity, mention=r.mention, channel=r.channel,
-                         token=r.secret if r.token or r.token_file else None,
-                         webhook_url=r.secret if r.webhook_url or r.url else None,
-                         base_url=r.base_url, off_reason=r.off_reason)
-            for name, r in policies.receivers.items()]
+    return [
+        ReceiverSpec(
+            name=name,
+            type=r.type,
+            min_severity=r.min_severity,
+            mention=r.mention,
+            channel=r.channel,
+            token=r.secret if r.token or r.token_file else None,
+            webhook_url=r.secret if r.webhook_url or r.url else None,
+            base_url=r.base_url,
+            off_reason=r.off_reason,
+        )
+        for name, r in policies.receivers.items()
+    ]

@@ -46,7 +46,7 @@ class Registry(Generic[T]):
             self._check(name, cls)
             origin = f"{cls.__module__}.{cls.__qualname__}"
             if not origin.startswith(f"{self.package}."):
-                self._load_built_in()    # their names are taken first
+                self._load_built_in()  # their names are taken first
             if self._origin.get(name, origin) != origin:
                 raise UsageError(f"two {self.kind}s are called {name!r}: {self._origin[name]} and {origin}; rename one")
             self._found[name], self._origin[name] = cls, origin
@@ -95,8 +95,10 @@ class Registry(Generic[T]):
     def _check(self, name: str, cls: object) -> None:
         if not issubclass(getattr(cls, "Params", object), Params):
             base = f"guard.{self.kind.capitalize()}"
-            raise UsageError(f"{self.kind} {name!r} must be a class derived from {base}, and its `Params` from "
-                             f"{base}.Params; found {cls!r}")
+            raise UsageError(
+                f"{self.kind} {name!r} must be a class derived from {base}, and its `Params` from "
+                f"{base}.Params; found {cls!r}"
+            )
 
 
 class Params(BaseModel):

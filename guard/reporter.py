@@ -20,7 +20,7 @@ from guard.incidents.rundir import RunDir, SignalRow
 from guard.policy import engine
 from guard.types import Detection, Entry, Result
 
-_AROUND = 20    # ticks that loss_before and loss_after are the median of
+_AROUND = 20  # ticks that loss_before and loss_after are the median of
 
 
 class Reporter:
@@ -62,9 +62,17 @@ class Reporter:
         """Journals a new incident, with the last `shown` of the recent `rows` and with `evidence`."""
         d, recent = event.detection, list(rows)
         self._before[event.incident] = _typical(r for r in recent if r[0] < d.since)
-        self.write("incident_opened", incident=event.incident, policy=event.policy.name, detector=d.detector,
-                   severity=event.policy.severity, detection=_detection(d), observed=event.observed,
-                   attached_to=event.attached_to, signals=[list(r) for r in recent[-shown:]])
+        self.write(
+            "incident_opened",
+            incident=event.incident,
+            policy=event.policy.name,
+            detector=d.detector,
+            severity=event.policy.severity,
+            detection=_detection(d),
+            observed=event.observed,
+            attached_to=event.attached_to,
+            signals=[list(r) for r in recent[-shown:]],
+        )
         if evidence:
             self.write("incident_evidence", incident=event.incident, evidence=dict(evidence))
 
@@ -73,7 +81,9 @@ class Reporter:
         if event.detection is None:
             self.write("incident_fired", incident=event.incident, count=event.count)
         elif _is_power_of_two(event.count):
-            self.write("incident_fired", incident=event.incident, count=event.count, detection=_detection(event.detection))
+            self.write(
+                "incident_fired", incident=event.incident, count=event.count, detection=_detection(event.detection)
+            )
 
     def attempted(self, event: engine.Attempted, step: int, results: Sequence[Result]) -> None:
         """Journals an attempt with the step at which it was made: a rollback has moved the run since."""
@@ -83,17 +93,37 @@ class Reporter:
         if event.repeat and not _is_power_of_two(event.repeat):
             self.log.incidents[event.incident].attempts[-1].repeats = event.repeat
             return
-        self.write("attempt", step=step, durable=any(r.type in ("rollback", "stop") for r in results), incident=event.incident,
-                   rung=event.rung, rungs=len(event.policy.attempts), repeat=event.repeat, escalated=event.escalated,
-                   would=event.would, results=[asdict(r) for r in results], unavailable=[list(u) for u in event.unavailable])
+        self.write(
+            "attempt",
+            step=step,
+            durable=any(r.type in ("rollback", "stop") for r in results),
+            incident=event.incident,
+            rung=event.rung,
+            rungs=len(event.policy.attempts),
+            repeat=event.repeat,
+            escalated=event.escalated,
+            would=event.would,
+            results=[asdict(r) for r in results],
+            unavailable=[list(u) for u in event.unavailable],
+        )
 
     def closed(self, event: engine.Closed, rows: Iterable[SignalRow]) -> None:
         before = self._before.pop(event.incident, math.nan)
         after = _typical(list(rows)[-_AROUND:]) if event.status == "resolved" else math.nan
-        outcome = {"loss_before": before, "loss_after": after, "loss_expected": before,
-                   "steps_lost": self._lost.pop(event.incident, 0)}
-        self.write("incident_closed", durable=event.status in ("exhausted", "stopped"), incident=event.incident,
-                   status=event.status, count=event.count, outcome=outcome)
+        outcome = {
+            "loss_before": before,
+            "loss_after": after,
+            "loss_expected": before,
+            "steps_lost": self._lost.pop(event.incident, 0),
+        }
+        self.write(
+            "incident_closed",
+            durable=event.status in ("exhausted", "stopped"),
+            incident=event.incident,
+            status=event.status,
+            count=event.count,
+            outcome=outcome,
+        )
 
     # ---- what happens outside the policies
 
@@ -115,9 +145,19 @@ class Reporter:
         where = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
         at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
         message = f"{what} failed: {type(error).__name__}: {str(error)[:500]}{at}; it is switched off, training goes on"
-        self.write("incident_opened", incident=incident, policy="guard", detector="plugin_failure", severity="warning",
-                   detection=_detection(Detection("plugin_failure", what, math.nan, math.nan, math.nan, self._moment()[0], message)),
-                   observed=False, attached_to=None, signals=[])
+        self.write(
+            "incident_opened",
+            incident=incident,
+            policy="guard",
+            detector="plugin_failure",
+            severity="warning",
+            detection=_detection(
+                Detection("plugin_failure", what, math.nan, math.nan, math.nan, self._moment()[0], message)
+            ),
+            observed=False,
+            attached_to=None,
+            signals=[],
+        )
         self.write("incident_closed", incident=incident, status="ended", count=1, outcome={})
 
     def stopped_by(self, author: str) -> None:
@@ -125,8 +165,17 @@ class Reporter:
         self._failures += 1
         incident, message = f"p{self._failures:04d}", f"{author} asked for it"
         detection = Detection("request", "request", math.nan, math.nan, math.nan, self._moment()[0], message)
-        self.write("incident_opened", incident=incident, policy="person", detector="request", severity="info",
-                   detection=_detection(detection), observed=False, attached_to=None, signals=[])
+        self.write(
+            "incident_opened",
+            incident=incident,
+            policy="person",
+            detector="request",
+            severity="info",
+            detection=_detection(detection),
+            observed=False,
+            attached_to=None,
+            signals=[],
+        )
         self.write("incident_closed", durable=True, incident=incident, status="stopped", count=1, outcome={})
 
     def notice(self, severity: str, message: str) -> None:
@@ -144,9 +193,18 @@ class Reporter:
         import torch
 
         digest = hashlib.sha256(policy_text.encode()).hexdigest()[:16]
-        facts: dict[str, Any] = {"run": run, "run_dir": str(self.files.path), "host": socket.gethostname(), "pid": os.getpid(), "rank": 0,
-                 "script": Path(sys.argv[0] or "python").name, "mode": mode, "policy": policy, "policy_digest": digest,
-                 "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+        facts: dict[str, Any] = {
+            "run": run,
+            "run_dir": str(self.files.path),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "rank": 0,
+            "script": Path(sys.argv[0] or "python").name,
+            "mode": mode,
+            "policy": policy,
+            "policy_digest": digest,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        }
         self.files.write_text("policy.yaml", policy_text)
         for incident in [i for i in self.log.incidents.values() if not i.ended]:
             self.write("incident_closed", incident=incident.id, status="ended", count=incident.count, outcome={})
@@ -165,8 +223,14 @@ class Reporter:
 
 
 def _detection(d: Detection) -> dict[str, Any]:
-    return {"signal": d.signal, "value": d.value, "threshold": d.threshold, "baseline": d.baseline, "since": d.since,
-            "message": d.message}
+    return {
+        "signal": d.signal,
+        "value": d.value,
+        "threshold": d.threshold,
+        "baseline": d.baseline,
+        "since": d.since,
+        "message": d.message,
+    }
 
 
 def _typical(rows: Iterable[SignalRow]) -> float:

@@ -7,14 +7,14 @@ from typing import Any
 
 from guard.actions import OTHER, STRENGTH
 from guard.bank import Bank, Rules
-from guard.live import LiveRun
 from guard.policy import engine
 from guard.policy.schema import ActionSpec, Policy
 from guard.reporter import Reporter
+from guard.run.live import LiveRun
 from guard.signals import History
 from guard.types import Detection, Mode, Result
 
-_SHOWN = 20    # ticks of signals kept with an incident
+_SHOWN = 20  # ticks of signals kept with an incident
 _CHANGES_COURSE = frozenset({"rollback", "scale_lr", "precision", "reset_optimizer", "warmup_lr", "accumulate"})
 
 
@@ -34,11 +34,20 @@ class Responder:
         unclean: the last response was to something of severity warning or worse, beyond clipping.
     """
 
-    def __init__(self, rules: Rules, live: LiveRun, report: Reporter, banks: Sequence[Bank], history: History, *,
-                 mode: Mode, opened: int) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        live: LiveRun,
+        report: Reporter,
+        banks: Sequence[Bank],
+        history: History,
+        *,
+        mode: Mode,
+        opened: int,
+    ) -> None:
         self._rules, self._live, self._report, self._banks, self._history = rules, live, report, banks, history
         self._state = engine.State.new(rules.policies, mode, opened)
-        self._broken: list[object] = []    # actions that failed
+        self._broken: list[object] = []  # actions that failed
         self.unclean = False
 
     @property

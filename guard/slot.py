@@ -7,8 +7,8 @@ import math
 import torch
 
 from guard.bank import Bank
-from guard.live import LiveRun
 from guard.patching import StepPatch
+from guard.run.live import LiveRun
 from guard.signals import GradientReader, LossMeter
 from guard.types import Signals
 

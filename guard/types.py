@@ -35,13 +35,37 @@ class Signals:
         deep: per-layer statistics, only on ticks on which a policy asked for them, else None.
     """
 
-    __slots__ = ("deep", "grad_norm", "loss", "loss_known", "loss_scale", "lr", "lr_effective", "metrics", "overflow",
-                 "params", "step", "tick")
+    __slots__ = (
+        "deep",
+        "grad_norm",
+        "loss",
+        "loss_known",
+        "loss_scale",
+        "lr",
+        "lr_effective",
+        "metrics",
+        "overflow",
+        "params",
+        "step",
+        "tick",
+    )
 
-    def __init__(self, tick: int = 0, step: int = 0, loss: float = math.nan, grad_norm: float = 0.0, lr: float = 0.0,
-                 *, loss_known: bool | None = None, lr_effective: float | None = None, loss_scale: float = 1.0,
-                 overflow: bool = False, params: int = 1, metrics: dict[str, float] | None = None,
-                 deep: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tick: int = 0,
+        step: int = 0,
+        loss: float = math.nan,
+        grad_norm: float = 0.0,
+        lr: float = 0.0,
+        *,
+        loss_known: bool | None = None,
+        lr_effective: float | None = None,
+        loss_scale: float = 1.0,
+        overflow: bool = False,
+        params: int = 1,
+        metrics: dict[str, float] | None = None,
+        deep: dict[str, Any] | None = None,
+    ) -> None:
         self.tick, self.step, self.loss, self.grad_norm, self.lr = tick, step, loss, grad_norm, lr
         self.loss_known = not math.isnan(loss) if loss_known is None else loss_known
         self.lr_effective = lr if lr_effective is None else lr_effective
@@ -112,7 +136,8 @@ class Incident:
     """From firing to its end. Rebuilt from the journal by `guard.incidents.IncidentLog`.
 
     Args:
-        status: firing, verifying, then one of resolved, exhausted, stopped, observed, ended (run over before a verdict).
+        status: firing, verifying, then one of resolved, exhausted, stopped, observed, ended (run over before a
+            verdict).
         count: how often the trigger was satisfied.
         evidence: `detection` (value, threshold, baseline, since, message), `signals` before it, `outcome`
             (loss before, after, expected), `attached_to` if another incident owns its repair.

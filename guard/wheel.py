@@ -11,7 +11,7 @@ from guard.incidents import control
 if TYPE_CHECKING:
     from guard.guard import Guard
 
-_LOOK = 0.5    # [s] between looks at a paused run's requests
+_LOOK = 0.5  # [s] between looks at a paused run's requests
 
 
 def obey(guard: Guard) -> None:
@@ -39,10 +39,20 @@ def wait_for_resume(guard: Guard) -> None:
             obey(guard)
         if live.resumed_by is not None or live.stopping or guard.mode == "observe":
             break
-    why = (f"resumed by {live.resumed_by}" if live.resumed_by is not None else "the run was stopped" if live.stopping
-           else "the run is in observe mode" if guard.mode == "observe" else "nobody resumed it in time")
-    guard.report.write("incident_evidence", incident=incident,
-                       evidence={"pause": {"seconds": round(clock.monotonic() - start, 3), "ended": why}})
+    why = (
+        f"resumed by {live.resumed_by}"
+        if live.resumed_by is not None
+        else "the run was stopped"
+        if live.stopping
+        else "the run is in observe mode"
+        if guard.mode == "observe"
+        else "nobody resumed it in time"
+    )
+    guard.report.write(
+        "incident_evidence",
+        incident=incident,
+        evidence={"pause": {"seconds": round(clock.monotonic() - start, 3), "ended": why}},
+    )
 
 
 def _do(guard: Guard, request: control.Request) -> str:

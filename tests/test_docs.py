@@ -23,7 +23,9 @@ def blocks(language: str) -> list[pytest.param]:
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_runs(code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -41,8 +43,13 @@ def test_commands_are_known(text: str) -> None:
             assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
         else:
             assert program == "guard", line
-            done = subprocess.run([sys.executable, "-m", "guard", command, "--help"], capture_output=True, text=True,
-                                  timeout=60, check=False)
+            done = subprocess.run(
+                [sys.executable, "-m", "guard", command, "--help"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
             assert done.returncode == 0, line
 
 

@@ -59,6 +59,6 @@ def test_every_key_has_type_and_meaning(pages: dict[str, str]) -> None:
 
 def test_the_classic_rule_cries_wolf_where_oscillation_does_not(generate: ModuleType) -> None:
     for _, healthy, curve in generate.CURVES:
-        losses = [curve(t, generate.random.Random(t)) for t in range(600)]    # other noise than in the document
+        losses = [curve(t, generate.random.Random(t)) for t in range(600)]  # other noise than in the document
         assert generate.classic_alarms(losses)
         assert bool(generate.own_alarms(losses)) is not healthy

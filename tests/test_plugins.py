@@ -63,7 +63,7 @@ def straighten() -> type[guard.Action]:
 @pytest.fixture(autouse=True)
 def _forgotten_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     for registry in (DETECTORS, ACTIONS):
-        list(registry)    # what is built in stays
+        list(registry)  # what is built in stays
         for table in ("_found", "_origin", "failed"):
             monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
 
@@ -71,6 +71,7 @@ def _forgotten_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes entry points known as if a package with them had been installed before Python started."""
+
     def installed(*points: EntryPoint, **modules: types.ModuleType) -> None:
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
@@ -95,6 +96,7 @@ STRAIGHTEN = EntryPoint("straighten", "leaning:Straighten", "guard.actions")
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Runs `guard ...`: exit code and all that was said, without its line breaks."""
+
     def run(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as end:
             main(arguments)
@@ -106,6 +108,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
 @pytest.fixture
 def check(tmp_path: Path, command: Any) -> Callable[..., tuple[int, str]]:
     """`guard check` of a policy."""
+
     def run(text: str = POLICY) -> tuple[int, str]:
         (tmp_path / "mine.yaml").write_text(text)
         return command("check", str(tmp_path / "mine.yaml"))
@@ -122,8 +125,7 @@ def assert_known(check: Any, command: Any) -> None:
     """YAML, `guard check`, `guard schema` and `guard plugins` know the two."""
     loaded = parse(POLICY, None)
     told = explain(loaded)[0]
-    assert told == ("mine (warning): on tilt (it leans to one side; degrees 30.0): "
-                    "put it upright slowly, every time.")
+    assert told == ("mine (warning): on tilt (it leans to one side; degrees 30.0): put it upright slowly, every time.")
     code, output = check()
     assert code == 0
     assert "it leans to one side; degrees 30.0" in output
@@ -189,16 +191,22 @@ def test_a_built_in_name_is_taken_before_anything_was_looked_up() -> None:
             fresh.register("loss_spike")(tilt())
 
 
-@pytest.mark.parametrize(("point", "why"), [
-    (EntryPoint("bad", "no_such_package.faults:Bad", "guard.detectors"),
-     "ModuleNotFoundError: No module named 'no_such_package' (entry point no_such_package.faults:Bad)"),
-    (EntryPoint("bad", "leaning:Absent", "guard.detectors"), "AttributeError: "),
-    (EntryPoint("bad", "leaning:no_class", "guard.detectors"), "must be a class derived from guard.Detector"),
-])
+@pytest.mark.parametrize(
+    ("point", "why"),
+    [
+        (
+            EntryPoint("bad", "no_such_package.faults:Bad", "guard.detectors"),
+            "ModuleNotFoundError: No module named 'no_such_package' (entry point no_such_package.faults:Bad)",
+        ),
+        (EntryPoint("bad", "leaning:Absent", "guard.detectors"), "AttributeError: "),
+        (EntryPoint("bad", "leaning:no_class", "guard.detectors"), "must be a class derived from guard.Detector"),
+    ],
+)
 def test_one_that_cannot_be_loaded_is_named_and_the_others_are_there(
-        check: Any, command: Any, install: Any, package: types.ModuleType, point: EntryPoint, why: str) -> None:
+    check: Any, command: Any, install: Any, package: types.ModuleType, point: EntryPoint, why: str
+) -> None:
     install(point, TILT, STRAIGHTEN, leaning=package)
-    assert parse(POLICY, None).policies    # who does not name it is not bothered
+    assert parse(POLICY, None).policies  # who does not name it is not bothered
     code, output = check()
     assert code == 1
     assert "guard: the detector 'bad' cannot be loaded: " in output
@@ -214,8 +222,9 @@ def test_one_that_cannot_be_loaded_is_named_and_the_others_are_there(
     assert ":4:" in str(refused.value)
 
 
-def test_an_installed_one_with_a_taken_name_is_refused_and_named(check: Any, install: Any,
-                                                                package: types.ModuleType) -> None:
+def test_an_installed_one_with_a_taken_name_is_refused_and_named(
+    check: Any, install: Any, package: types.ModuleType
+) -> None:
     before = DETECTORS.get("loss_spike")
     install(EntryPoint("loss_spike", "leaning:Tilt", "guard.detectors"), TILT, STRAIGHTEN, leaning=package)
     assert DETECTORS.get("loss_spike") is before
@@ -226,8 +235,14 @@ def test_an_installed_one_with_a_taken_name_is_refused_and_named(check: Any, ins
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "examples" / "custom_detector.py")], cwd=tmp_path, timeout=100,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "custom_detector.py")],
+        cwd=tmp_path,
+        timeout=100,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("i0001 shrink-on-long-codes: resolved, codes are ")
     assert done.stdout.count("shrank the encoder") == 1

@@ -10,13 +10,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WITHOUT_TORCH = ["guard", "guard.detectors", "guard.actions", "guard.policy", "guard.policy.engine", "guard.notify",
-                 "guard.incidents", "guard.incidents.plot", "guard.receivers", "guard.cli"]
+WITHOUT_TORCH = [
+    "guard",
+    "guard.detectors",
+    "guard.actions",
+    "guard.policy",
+    "guard.policy.engine",
+    "guard.notify",
+    "guard.incidents",
+    "guard.incidents.plot",
+    "guard.receivers",
+    "guard.cli",
+]
 
 
 def test_the_wheel_holds_package_and_policies(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = tmp_path.glob("training_guard-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "guard/py.typed" in names
@@ -26,14 +39,24 @@ def test_the_wheel_holds_package_and_policies(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_loaded_from_the_wheel(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = tmp_path.glob("training_guard-*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import guard.policy;"
-            "assert guard.__file__.startswith(sys.argv[1]), guard.__file__; print(guard.policy.load('default').name)")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "installed")], cwd=tmp_path, check=True,
-                          capture_output=True, text=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import guard.policy;"
+        "assert guard.__file__.startswith(sys.argv[1]), guard.__file__; print(guard.policy.load('default').name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "installed")],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.strip() == "default"
 
 

@@ -84,8 +84,9 @@ class Run(Protocol):
     def can_change_loss_scale(self) -> str | None:
         """None, or why there is no loss scaler at work."""
 
-    def change_loss_scale(self, value: float | None, growth_interval: int | None,
-                          floor: float | None) -> dict[str, Any]:
+    def change_loss_scale(
+        self, value: float | None, growth_interval: int | None, floor: float | None
+    ) -> dict[str, Any]:
         """From the next iteration on; None: as it is. Returns ``name: [before, after]`` of what changed."""
 
     def checkpoint(self) -> None:
@@ -114,9 +115,9 @@ class Action(ABC):
     """
 
     name: ClassVar[str]
-    leaves_data_out: ClassVar[bool] = False    # a fault on *other* data afterwards is no failure of this remedy
-    repeatable: ClassVar[bool] = False         # may be taken at every firing without climbing the ladder
-    remedy: ClassVar[bool] = True              # False: it only looks or tells, before the others change anything
+    leaves_data_out: ClassVar[bool] = False  # a fault on *other* data afterwards is no failure of this remedy
+    repeatable: ClassVar[bool] = False  # may be taken at every firing without climbing the ladder
+    remedy: ClassVar[bool] = True  # False: it only looks or tells, before the others change anything
 
     class Params(registry.Params):
         """What YAML may set."""

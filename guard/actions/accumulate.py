@@ -21,13 +21,13 @@ from typing import Annotated
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
 
 @action("accumulate")
 class Accumulate(Action):
-    class Params(Params):
+    class Params(BaseParams):
         factor: Annotated[int, Field(ge=2)] = 2
         max: Annotated[int, Field(ge=2)] = 16
 
@@ -36,8 +36,12 @@ class Accumulate(Action):
 
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         before, after = run.accumulate(self.params.factor)
-        return Result("accumulate", f"made one update of {after} windows from the next step on",
-                      {"windows_per_update": [before, after]}, standing=True)
+        return Result(
+            "accumulate",
+            f"made one update of {after} windows from the next step on",
+            {"windows_per_update": [before, after]},
+            standing=True,
+        )
 
     def describe(self) -> str:
         return f"average the gradients of {self.params.factor} windows into one update"

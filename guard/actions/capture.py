@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
 
@@ -28,7 +28,7 @@ from guard.types import Detection, Result
 class Capture(Action):
     remedy = False
 
-    class Params(Params):
+    class Params(BaseParams):
         max_bytes: Annotated[int, Field(ge=0)] = 64 << 20
 
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002

@@ -45,9 +45,15 @@ class Clip(Action):
         factor = run.clip(limit, self.params.params, self.params.lasts)
         of = f" of {self.params.params}" if self.params.params else ""
         if self.params.lasts is None:
-            return Result("clip", f"clipped the gradient{of} to norm {limit:.3g}", {"factor": factor, "max_norm": limit})
-        return Result("clip", f"clips the gradient{of} to norm {limit:.3g} for {self.params.lasts} steps",
-                      {"max_norm": limit, "until": run.tick + self.params.lasts}, standing=True)
+            return Result(
+                "clip", f"clipped the gradient{of} to norm {limit:.3g}", {"factor": factor, "max_norm": limit}
+            )
+        return Result(
+            "clip",
+            f"clips the gradient{of} to norm {limit:.3g} for {self.params.lasts} steps",
+            {"max_norm": limit, "until": run.tick + self.params.lasts},
+            standing=True,
+        )
 
     def describe(self) -> str:
         of = f" of parameters {self.params.params}" if self.params.params else ""

@@ -21,13 +21,13 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
 
 @action("loss_scale")
 class LossScale(Action):
-    class Params(Params):
+    class Params(BaseParams):
         set_: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(None, alias="set")
         floor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
         growth_interval: Annotated[int, Field(ge=1)] | None = None
@@ -46,15 +46,24 @@ class LossScale(Action):
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         p = self.params
         changes = run.change_loss_scale(p.set_, p.growth_interval, p.floor)
-        return Result("loss_scale", " and ".join(self._parts("set", "kept", "let")), changes,
-                      standing=p.floor is not None or p.growth_interval is not None)
+        return Result(
+            "loss_scale",
+            " and ".join(self._parts("set", "kept", "let")),
+            changes,
+            standing=p.floor is not None or p.growth_interval is not None,
+        )
 
     def describe(self) -> str:
         return " and ".join(self._parts("set", "keep", "let"))
 
     def _parts(self, set_: str, keep: str, let: str) -> list[str]:
         p = self.params
-        return [text for value, text in (
-            (p.set_, f"{set_} the loss scale to {p.set_ or 0:g}"),
-            (p.floor, f"{keep} the loss scale at or above {p.floor or 0:g}"),
-            (p.growth_interval, f"{let} the loss scale grow every {p.growth_interval} steps")) if value is not None]
+        return [
+            text
+            for value, text in (
+                (p.set_, f"{set_} the loss scale to {p.set_ or 0:g}"),
+                (p.floor, f"{keep} the loss scale at or above {p.floor or 0:g}"),
+                (p.growth_interval, f"{let} the loss scale grow every {p.growth_interval} steps"),
+            )
+            if value is not None
+        ]

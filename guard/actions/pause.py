@@ -20,22 +20,25 @@ from typing import Annotated
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 from guard.units import Seconds
 
 
 @action("pause")
 class Pause(Action):
-    class Params(Params):
+    class Params(BaseParams):
         timeout: Annotated[Seconds, Field(gt=0)] = 3600.0
 
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         if not run.once("pause"):
             return Result("pause", "did not pause again")
         run.pause(self.params.timeout)
-        return Result("pause", f"paused the run, until `guard resume` or for {_span(self.params.timeout)}",
-                      {"paused_for": self.params.timeout})
+        return Result(
+            "pause",
+            f"paused the run, until `guard resume` or for {_span(self.params.timeout)}",
+            {"paused_for": self.params.timeout},
+        )
 
     def describe(self) -> str:
         return f"pause the run until a person resumes it, for {_span(self.params.timeout)} at most"

@@ -35,8 +35,14 @@ class Precision(Action):
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         run.set_precision(self.params.dtype, self.params.lasts)
         span = f" for {self.params.lasts} steps" if self.params.lasts else ""
-        return Result("precision", f"switched to {self.params.dtype.upper()}{span}", {"precision": self.params.dtype},
-                      standing=True)
+        return Result(
+            "precision",
+            f"switched to {self.params.dtype.upper()}{span}",
+            {"precision": self.params.dtype},
+            standing=True,
+        )
 
     def describe(self) -> str:
-        return f"switch to {self.params.dtype.upper()}" + (f" for {self.params.lasts} steps" if self.params.lasts else "")
+        return f"switch to {self.params.dtype.upper()}" + (
+            f" for {self.params.lasts} steps" if self.params.lasts else ""
+        )

@@ -17,13 +17,13 @@ from __future__ import annotations
 from typing import Literal
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
 
 @action("reset_optimizer")
 class ResetOptimizer(Action):
-    class Params(Params):
+    class Params(BaseParams):
         what: Literal["moments", "all"] = "moments"
 
     def unavailable(self, run: Run, detection: Detection) -> str | None:  # noqa: ARG002
@@ -31,8 +31,11 @@ class ResetOptimizer(Action):
 
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         count = run.reset_optimizer(everything=self.params.what == "all")
-        return Result("reset_optimizer", f"cleared the optimizer's state of {count} parameters",
-                      {"reset": self.params.what, "parameters": count})
+        return Result(
+            "reset_optimizer",
+            f"cleared the optimizer's state of {count} parameters",
+            {"reset": self.params.what, "parameters": count},
+        )
 
     def describe(self) -> str:
         return f"clear {'the moments' if self.params.what == 'moments' else 'all'} of the optimizer's state"

@@ -20,10 +20,18 @@ from guard.actions._base import Action, DataMode, Run, SnapshotName, action
 from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 
-_TO = {"last_good": "the last good checkpoint", "previous": "the checkpoint before that", "start": "the start",
-       "best": "the best checkpoint"}
-_DATA = {"replay": "replay the same batches", "skip_offending": "leave out the failing step's batches",
-         "skip_window": "leave out all batches since", "advance": "go on with fresh data"}
+_TO = {
+    "last_good": "the last good checkpoint",
+    "previous": "the checkpoint before that",
+    "start": "the start",
+    "best": "the best checkpoint",
+}
+_DATA = {
+    "replay": "replay the same batches",
+    "skip_offending": "leave out the failing step's batches",
+    "skip_window": "leave out all batches since",
+    "advance": "go on with fresh data",
+}
 
 
 @action("rollback")

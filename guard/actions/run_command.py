@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 from guard.units import Seconds
 
@@ -38,7 +38,7 @@ def _no_shell(value: Any) -> Any:
 class RunCommand(Action):
     remedy = False
 
-    class Params(Params):
+    class Params(BaseParams):
         command: Annotated[tuple[str, ...], BeforeValidator(_no_shell), Field(min_length=1)]
         timeout: Annotated[Seconds, Field(gt=0)] = 60.0
         wait: bool = False

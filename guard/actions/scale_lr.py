@@ -5,8 +5,8 @@ Does: keeps one multiplier and applies it around the real step only, so schedule
     working and cannot undo it. Effective rate: ``max(lr * m, min(lr, min_lr))``.
 
 Args:
-    factor: > 0; multiplies the multiplier in force. ``auto`` reads it off the fault: where the rate jumped, back to what
-        it was; where the loss grows, a tenth of the largest stable rate. For a quadratic the loss is multiplied by
+    factor: > 0; multiplies the multiplier in force. ``auto`` reads it off the fault: where the rate jumped, back to
+        what it was; where the loss grows, a tenth of the largest stable rate. For a quadratic the loss is multiplied by
         (lr * curvature - 1)^2 a tick, and 2 / curvature is the largest stable rate. At least 0.01.
     min_lr: never below this rate [LR units], unless the schedule itself is.
     recover: return to the schedule's rate over that many steps; default: the cut stays.
@@ -45,15 +45,23 @@ class ScaleLR(Action):
         factor = _read_off(detection, run.tick) if self.params.factor == "auto" else self.params.factor
         after = before * factor
         run.scale_lr(after, self.params.min_lr, self.params.recover)
-        return Result("scale_lr", f"scaled the learning rate by {factor:.3g}; it is now {after:.3g} of the schedule's",
-                      {"lr_multiplier": [before, after]}, standing=True)
+        return Result(
+            "scale_lr",
+            f"scaled the learning rate by {factor:.3g}; it is now {after:.3g} of the schedule's",
+            {"lr_multiplier": [before, after]},
+            standing=True,
+        )
 
     def describe(self) -> str:
         floor = f", never below {self.params.min_lr:g}" if self.params.min_lr else ""
         back = f", returning over {self.params.recover} steps" if self.params.recover else ""
         if self.params.factor == "auto":
             return f"lower the learning rate as far as the fault asks for{floor}{back}"
-        verb = "halve the learning rate" if self.params.factor == 0.5 else f"scale the learning rate by {self.params.factor:g}"
+        verb = (
+            "halve the learning rate"
+            if self.params.factor == 0.5
+            else f"scale the learning rate by {self.params.factor:g}"
+        )
         return f"{verb}{floor}{back}"
 
 

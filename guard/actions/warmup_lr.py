@@ -19,14 +19,14 @@ from typing import Annotated
 from pydantic import Field
 
 from guard.actions._base import Action, Run, action
-from guard.registry import Params
+from guard.registry import Params as BaseParams
 from guard.types import Detection, Result
 from guard.units import Steps
 
 
 @action("warmup_lr")
 class WarmupLR(Action):
-    class Params(Params):
+    class Params(BaseParams):
         steps: Annotated[Steps, Field(ge=1)]
         from_: Annotated[float, Field(ge=0, le=1)] = Field(0.0, alias="from")
 
@@ -36,8 +36,12 @@ class WarmupLR(Action):
     def apply(self, run: Run, detection: Detection) -> Result:  # noqa: ARG002
         until = run.warmup_lr(self.params.steps, self.params.from_)
         ramp = f"from {self._share} over {self.params.steps} steps"
-        return Result("warmup_lr", f"began to warm the learning rate up {ramp}",
-                      {"warmup": {"from": self.params.from_, "until": until}}, standing=True)
+        return Result(
+            "warmup_lr",
+            f"began to warm the learning rate up {ramp}",
+            {"warmup": {"from": self.params.from_, "until": until}},
+            standing=True,
+        )
 
     def describe(self) -> str:
         return f"warm the learning rate up from {self._share} over {self.params.steps} steps"

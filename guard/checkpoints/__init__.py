@@ -6,4 +6,14 @@ from guard.checkpoints.ring import Ring
 from guard.checkpoints.rng import RngState
 from guard.checkpoints.state import Snapshot, Stateful, Surroundings, TrainingState
 
-__all__ = ["ChangedBuffers", "Interval", "Ring", "RngState", "Snapshot", "Stateful", "Surroundings", "TrainingState", "keep_that_fits"]
+__all__ = [
+    "ChangedBuffers",
+    "Interval",
+    "Ring",
+    "RngState",
+    "Snapshot",
+    "Stateful",
+    "Surroundings",
+    "TrainingState",
+    "keep_that_fits",
+]

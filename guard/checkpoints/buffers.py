@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-_Place = tuple[dict[str, Tensor | None], str]    # a module's buffers, and the name of one
+_Place = tuple[dict[str, Tensor | None], str]  # a module's buffers, and the name of one
 
 
 class ChangedBuffers:
@@ -27,11 +27,18 @@ class ChangedBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = [m for m in model.modules() if isinstance(m, _NormBase)]
-        statistics: list[_Place] = [(m._buffers, n) for m in self._norms for n, b in m._buffers.items() if b is not None]
-        self._silent = [_Together([p for p in statistics if p[0][p[1]].is_floating_point()]),  # type: ignore[union-attr]
-                        _Together([p for p in statistics if not p[0][p[1]].is_floating_point()])]  # type: ignore[union-attr]
-        self._counted = [_Counted(m._buffers, n) for m in model.modules() if not isinstance(m, _NormBase)
-                         for n, b in m._buffers.items() if b is not None]
+        statistics = [(m._buffers, n, b) for m in self._norms for n, b in m._buffers.items() if b is not None]
+        self._silent = [
+            _Together([(owner, n) for owner, n, b in statistics if b.is_floating_point() is floating])
+            for floating in (True, False)
+        ]
+        self._counted = [
+            _Counted(m._buffers, n)
+            for m in model.modules()
+            if not isinstance(m, _NormBase)
+            for n, b in m._buffers.items()
+            if b is not None
+        ]
 
     def remember(self) -> None:
         """Copies what has changed since the last call."""
@@ -91,5 +98,9 @@ class _Counted:
 
     def put_back(self) -> None:
         buffer = self.owner[self.name]
-        if buffer is not None and self.copy is not None and (buffer is not self.seen or buffer._version != self.version):
+        if (
+            buffer is not None
+            and self.copy is not None
+            and (buffer is not self.seen or buffer._version != self.version)
+        ):
             buffer.copy_(self.copy)

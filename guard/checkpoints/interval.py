@@ -9,7 +9,7 @@ from typing import Literal
 from guard.checkpoints.state import Snapshot
 from guard.clock import Clock
 
-_SHARE = 0.005    # of the run's time that `auto` spends on snapshots
+_SHARE = 0.005  # of the run's time that `auto` spends on snapshots
 
 
 class Interval:
@@ -50,7 +50,9 @@ class Interval:
 
 
 def keep_that_fits(size: int, keep: int, share: float) -> int:
-    """How many good snapshots of `size` [bytes] fit into `share` of the free memory, besides start and candidate; >= 1."""
+    """How many good snapshots of `size` [bytes] fit into `share` of the free memory, besides start and candidate;
+    >= 1.
+    """
     return max(1, min(keep, int(free_memory() * share // max(1, size)) - 2))
 
 

@@ -40,7 +40,7 @@ class Surroundings:
     rng: RngState
 
 
-BufferKey = tuple[int, str]    # identity of the module, name of the buffer
+BufferKey = tuple[int, str]  # identity of the module, name of the buffer
 
 
 @dataclass(slots=True)
@@ -90,7 +90,9 @@ class TrainingState:
         others: name -> scheduler, scaler, and `extra`. Modules among them are copied tensor by tensor.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful]
+    ) -> None:
         self.model, self.optimizers = model, list(optimizers)
         self._tops = [model, *(o for o in others.values() if isinstance(o, nn.Module))]
         self.others = {k: o for k, o in others.items() if not isinstance(o, nn.Module)}
@@ -112,7 +114,9 @@ class TrainingState:
         return dict(found.values())
 
     def finite(self) -> bool:
-        """No parameter and no buffer holds NaN or Inf; a buffer that was born with them (a mask of -inf) is left alone."""
+        """No parameter and no buffer holds NaN or Inf; a buffer that was born with them (a mask of -inf) is left
+        alone.
+        """
         buffers = self.buffers()
         self._watch(buffers)
         return all_finite([*(p.data for p in self.parameters()), *(b for k, b in buffers.items() if self._watched[k])])
@@ -170,7 +174,7 @@ class TrainingState:
         live: list[Tensor] = [p.data for p in snapshot.parameters]
         source = snapshot.tensors[: len(live)]
         now_there = self.buffers()
-        for buffer, tensor in zip(snapshot.buffers, snapshot.tensors[len(live):], strict=False):
+        for buffer, tensor in zip(snapshot.buffers, snapshot.tensors[len(live) :], strict=False):
             if buffer in now_there and now_there[buffer].shape == tensor.shape:
                 live.append(now_there[buffer])
                 source.append(tensor)
@@ -210,22 +214,26 @@ class TrainingState:
         if live:
             torch._foreach_copy_(target, live, non_blocking=True)
         if any(t.is_cuda for t in live):
-            torch.cuda.synchronize()    # pinned copies are asynchronous; the next step may overwrite their source
+            torch.cuda.synchronize()  # pinned copies are asynchronous; the next step may overwrite their source
         return target
 
 
 @torch.no_grad()
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """No NaN or Inf in any floating-point tensor. Norms first (fast); an infinite norm of finite values is confirmed."""
+    """No NaN or Inf in any floating-point tensor. Norms first (fast); an infinite norm of finite values is
+    confirmed.
+    """
     floats = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
     if not floats:
         return True
     try:
-        norms = torch._foreach_norm(floats, 2, dtype=None if all(t.element_size() >= 4 for t in floats) else torch.float32)
+        norms = torch._foreach_norm(
+            floats, 2, dtype=None if all(t.element_size() >= 4 for t in floats) else torch.float32
+        )
         if bool(torch.isfinite(torch.stack([n.float() for n in norms])).all()):
             return True
     except RuntimeError:
-        pass    # mixed devices, sparse or odd dtypes: look at each
+        pass  # mixed devices, sparse or odd dtypes: look at each
     return all(bool(torch.isfinite(t.coalesce().values() if t.is_sparse else t).all()) for t in floats)
 
 
@@ -252,8 +260,9 @@ def _host_like(t: Tensor) -> Tensor:
 
 
 def _fits(spare: list[Tensor], live: list[Tensor]) -> bool:
-    return len(spare) == len(live) and all(a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
-                                           for a, b in zip(spare, live, strict=True))
+    return len(spare) == len(live) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() for a, b in zip(spare, live, strict=True)
+    )
 
 
 def _device_of(key: Any, tensor: Tensor) -> torch.device:

@@ -17,20 +17,24 @@ from guard.incidents.journal import NAME
 from guard.incidents.rundir import holder_alive
 from guard.types import Entry
 
-_POLL = 0.1    # [s] between looks at the journal
+_POLL = 0.1  # [s] between looks at the journal
 
-Wait = Annotated[float, typer.Option("--wait", min=0, metavar="SECONDS",
-                                     help="How long to wait for the run's answer; 0: do not wait.")]
+Wait = Annotated[
+    float,
+    typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for the run's answer; 0: do not wait."),
+]
 
-Policy = Annotated[str | None, typer.Option("--policy", metavar="NAME", show_default=False,
-                                            help="Only this policy; default: the whole run.")]
+Policy = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="NAME", show_default=False, help="Only this policy; default: the whole run."),
+]
 
 
 def author() -> str:
     """Who asks: the user of this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):    # a container whose user has no name
+    except (KeyError, OSError, ImportError):  # a container whose user has no name
         return f"uid {os.getuid()}"
 
 
@@ -67,7 +71,7 @@ def _receipt(run_dir: Path, journal: Follower, request: str, wait: float) -> Ent
     never, clock = threading.Event(), _runs.CLOCK
     end = clock.monotonic() + wait
     while True:
-        gone = not holder_alive(run_dir, clock)    # asked first: what it wrote before it went is still read
+        gone = not holder_alive(run_dir, clock)  # asked first: what it wrote before it went is still read
         for entry in journal.read():
             asked = entry.get("request")
             if entry["kind"] == "request" and isinstance(asked, dict) and asked.get("id") == request:
@@ -80,10 +84,12 @@ def _receipt(run_dir: Path, journal: Follower, request: str, wait: float) -> Ent
 
 def _unanswered(run_dir: Path, file: Path, wait: float) -> None:
     if not holder_alive(run_dir, _runs.CLOCK):
-        file.unlink(missing_ok=True)    # lest a resumed run obeys what was meant for this one
+        file.unlink(missing_ok=True)  # lest a resumed run obeys what was meant for this one
         fail("the run ended before it took the request; the request is withdrawn", NO_RUN)
-    fail(f"no answer within {wait:g} s; the request stays and is taken at the next step. See: guard status {run_dir}",
-         PROBLEMS)
+    fail(
+        f"no answer within {wait:g} s; the request stays and is taken at the next step. See: guard status {run_dir}",
+        PROBLEMS,
+    )
 
 
 def _size(path: Path) -> int:

@@ -13,7 +13,7 @@ from guard.cli import _runs
 if TYPE_CHECKING:
     from guard.notify import Courier, Pending, ReceiverSpec
 
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError)    # what a wrong value in a journal may lead to
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError)  # what a wrong value in a journal may lead to
 
 
 def receivers(run_dir: Path) -> list[ReceiverSpec] | str:
@@ -30,8 +30,8 @@ def receivers(run_dir: Path) -> list[ReceiverSpec] | str:
 
 def courier(run_dir: Path, specs: list[ReceiverSpec], say: Callable[[str], None], home: Path | None = None) -> Courier:
     """A courier of this process."""
-    from guard.notify.evidence import make_in_subprocess
     from guard.notify import Courier
+    from guard.notify.evidence import make_in_subprocess
 
     return Courier(run_dir, specs, clock=_runs.CLOCK, home=home, plot=make_in_subprocess, say=say)
 
@@ -44,7 +44,7 @@ def untold(run_dir: Path) -> list[Pending] | str:
     box = run_dir / "outbox.db"
     if box.exists() and not os.access(box, os.R_OK | os.W_OK):
         return f"{box} cannot be opened by this user"
-    with tempfile.TemporaryDirectory() as elsewhere:    # an outbox that is not there is not made by a look at it
+    with tempfile.TemporaryDirectory() as elsewhere:  # an outbox that is not there is not made by a look at it
         try:
             return courier(run_dir, specs, lambda _: None, None if box.exists() else Path(elsewhere)).pending()
         except DAMAGED as error:

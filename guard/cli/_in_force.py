@@ -8,9 +8,13 @@ from pathlib import Path
 from guard.incidents.rundir import SIGNAL_COLUMNS
 from guard.types import Entry, Mode
 
-_TAIL = 4096    # bytes read from the end of signals.csv
-_ENDED = {"the learning rate is back at the schedule's": "scale_lr", "the precision override has ended": "precision",
-          "the standing clip has ended": "clip", "the learning rate has warmed up": "warmup_lr"}
+_TAIL = 4096  # bytes read from the end of signals.csv
+_ENDED = {
+    "the learning rate is back at the schedule's": "scale_lr",
+    "the precision override has ended": "precision",
+    "the standing clip has ended": "clip",
+    "the learning rate has warmed up": "warmup_lr",
+}
 
 
 @dataclass(slots=True)

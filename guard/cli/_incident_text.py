@@ -13,7 +13,7 @@ from guard.cli._runs import RunStory
 from guard.cli._say import out, out_fields, out_table, wrapped
 from guard.types import Attempt, Incident
 
-_SHOWN = 8    # ticks before the incident
+_SHOWN = 8  # ticks before the incident
 
 
 def tell(run: RunStory, incident: Incident) -> None:
@@ -22,23 +22,30 @@ def tell(run: RunStory, incident: Incident) -> None:
     from guard.notify.words import clean, fault
 
     out(wrapped(story.first_line(run.log, incident)))
-    out(wrapped(f"{incident.severity.capitalize()} · {fault(incident.detector)} · run "
-                f"{clean(run.log.run.get('run') or run.path.name, 80)}"))
+    out(
+        wrapped(
+            f"{incident.severity.capitalize()} · {fault(incident.detector)} · run "
+            f"{clean(run.log.run.get('run') or run.path.name, 80)}"
+        )
+    )
     out()
     out_fields(_head(run, incident))
     _section("What happened", story.what_happened(incident).splitlines()[:1])
     out_fields(_numbers(incident))
     _rows_before(incident)
     would = incident.status == "observed"
-    _section("What the guard would have done" if would else "What the guard did",
-             [line for i, a in enumerate(incident.attempts, 1) for line in _attempt(i, a)] or ["Nothing."])
+    _section(
+        "What the guard would have done" if would else "What the guard did",
+        [line for i, a in enumerate(incident.attempts, 1) for line in _attempt(i, a)] or ["Nothing."],
+    )
     unsure = story.stage(run.log, incident) == "verifying"
     _section("Did it help?", ["Not known yet."] if unsure else story.did_it_help(run.log, incident).splitlines())
     changes = standing(run, incident)
     _section("Still in force", [f"- {clean(summary, 300)}" for _, summary in changes])
     also = story.attached(run.log, incident)
-    _section("Seen at the same time",
-             [f"- {clean(i.id, 80)}, {fault(i.detector)}, step {i.opened_step:,}" for i in also])
+    _section(
+        "Seen at the same time", [f"- {clean(i.id, 80)}, {fault(i.detector)}, step {i.opened_step:,}" for i in also]
+    )
     _section("Evidence", [str(p) for p in evidence_files(run, incident)])
     if changes and run.log.finished is None:
         out(f"\nTo take it back: guard undo {run.path} {clean(incident.id, 80)}")

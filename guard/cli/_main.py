@@ -43,8 +43,24 @@ Exit codes:
   76   kept for runs that their policy stopped
   130  interrupted with Ctrl-C
 """
-_COMMANDS = (init, check, schema, demo, incidents, show, status, observe, enforce, undo, rollback, checkpoint, resume,
-             stop, notify, plugins)
+_COMMANDS = (
+    init,
+    check,
+    schema,
+    demo,
+    incidents,
+    show,
+    status,
+    observe,
+    enforce,
+    undo,
+    rollback,
+    checkpoint,
+    resume,
+    stop,
+    notify,
+    plugins,
+)
 
 
 def _version(wanted: bool) -> None:
@@ -55,14 +71,24 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                                help="Show the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Protects unattended PyTorch runs: policies, incidents, and a hand on the wheel."""
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(name="guard", add_completion=False, no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG,
-                      pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app = typer.Typer(
+        name="guard",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        epilog=_EPILOG,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
     app.callback()(_root)
     for module in _COMMANDS:
         title = "Example:" if len(module.EXAMPLES) == 1 else "Examples:"
@@ -79,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):    # a terminal that cannot show a character must not end the command
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character must not end the command
             stream.reconfigure(errors="replace")
     sys.exit(_run(sys.argv[1:] if arguments is None else list(arguments)))
 
@@ -101,7 +127,7 @@ def _run(arguments: list[str]) -> int:
         code = 130
     try:
         sys.stdout.flush()
-    except OSError:    # whoever read it (`| head`) has gone: nothing more can be said, at exit neither
+    except OSError:  # whoever read it (`| head`) has gone: nothing more can be said, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PROBLEMS
     return code

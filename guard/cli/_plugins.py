@@ -12,7 +12,7 @@ def load_all() -> bool:
 
     failed = False
     for registry in (DETECTORS, ACTIONS):
-        list(registry)    # loads them
+        list(registry)  # loads them
         for name, why in registry.failed.items():
             failed = True
             note(f"the {registry.kind} {name!r} cannot be loaded: {why}")

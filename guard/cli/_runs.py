@@ -18,8 +18,12 @@ from guard.types import Entry, Incident
 
 CLOCK: Clock = SystemClock()
 
-ReadDir = Annotated[Path | None, typer.Argument(
-    metavar="RUN_DIR", show_default=False, help="Run directory. Default: GUARD_RUN_DIR, else the newest in ./runs.")]
+ReadDir = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN_DIR", show_default=False, help="Run directory. Default: GUARD_RUN_DIR, else the newest in ./runs."
+    ),
+]
 ActDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", show_default=False, help="Directory of the running run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 

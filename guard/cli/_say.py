@@ -13,9 +13,16 @@ from typing import Any, NoReturn
 import typer
 
 PROBLEMS, USAGE, NO_RUN = 1, 2, 3
-_STYLES = {"critical": "red", "warning": "yellow", "resolved": "green", "exhausted": "red", "stopped": "red",
-           "firing": "yellow", "verifying": "yellow"}
-_KNOWN = 20    # names listed in an error
+_STYLES = {
+    "critical": "red",
+    "warning": "yellow",
+    "resolved": "green",
+    "exhausted": "red",
+    "stopped": "red",
+    "firing": "yellow",
+    "verifying": "yellow",
+}
+_KNOWN = 20  # names listed in an error
 
 
 def out(text: str = "") -> None:
@@ -56,8 +63,14 @@ def width() -> int:
 
 def wrapped(text: str, indent: str = "", hang: str | None = None) -> str:
     """One paragraph, broken between words."""
-    return textwrap.fill(text, width(), initial_indent=indent, subsequent_indent=indent if hang is None else hang,
-                         break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        width(),
+        initial_indent=indent,
+        subsequent_indent=indent if hang is None else hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def out_fields(pairs: Iterable[tuple[str, str]]) -> None:
@@ -77,8 +90,13 @@ def out_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: It
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, header in enumerate(headers):
         longest = max(len(row[i]) for row in rows) if rows else 0
-        table.add_column(header, justify="right" if header in numbers else "left", overflow="fold",
-                         no_wrap=not terminal, min_width=longest if i == 0 else None)
+        table.add_column(
+            header,
+            justify="right" if header in numbers else "left",
+            overflow="fold",
+            no_wrap=not terminal,
+            min_width=longest if i == 0 else None,
+        )
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console = Console(width=None if terminal else 10_000, highlight=False)

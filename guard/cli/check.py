@@ -19,8 +19,10 @@ EXAMPLES = ("guard check guard.yaml", "guard check default", "guard check guard.
 
 
 def command(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", show_default=False,
-                                               help="Policy files, or names of shipped policies.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", show_default=False, help="Policy files, or names of shipped policies."),
+    ],
     send_test: Annotated[bool, typer.Option("--send-test", help="Send a test message to each receiver.")] = False,
 ) -> None:
     """Check policies, and say what they will do.
@@ -85,7 +87,7 @@ def _clauses(sentence: str) -> Iterator[str]:
 def _last_colon(clause: str) -> tuple[str, str, str]:
     """What fires, and what is done about it; the latter is empty if there is no colon outside brackets."""
     at = clause.rfind(": ", clause.rfind(")") + 1)
-    return (clause, "", "") if at < 0 else (clause[:at], ":", clause[at + 2:])
+    return (clause, "", "") if at < 0 else (clause[:at], ":", clause[at + 2 :])
 
 
 def _test(policies: PolicySet) -> bool:

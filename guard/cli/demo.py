@@ -13,8 +13,10 @@ EXAMPLES = ("guard demo --out demo",)
 
 
 def command(
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
-                                             help="Where the demo's run directory goes.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", show_default=False, help="Where the demo's run directory goes."),
+    ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, show_default=False, help="Steps to train.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", show_default=False, help="Seed of the run.")] = None,
 ) -> None:

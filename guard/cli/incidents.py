@@ -24,8 +24,10 @@ def command(run_dir: ReadDir = None, as_json: AsJson = False) -> None:
     else:
         from guard.notify.words import clean
 
-        rows = [(clean(i.id, 80), f"{i.opened_step:,}", i.severity, clean(i.detector, 60), f"{i.count:,}",
-                 _outcome(run, i)) for i in found]
+        rows = [
+            (clean(i.id, 80), f"{i.opened_step:,}", i.severity, clean(i.detector, 60), f"{i.count:,}", _outcome(run, i))
+            for i in found
+        ]
         out_table(("ID", "Step", "Severity", "Detector", "Seen", "Outcome"), rows, numbers=("Step", "Seen"))
         out(f"\nOne in full: guard show {run.path} {rows[-1][0]}")
 
@@ -42,5 +44,9 @@ def _outcome(run: RunStory, incident: Incident) -> str:
 
 
 def _facts(run: RunStory, incident: Incident) -> dict[str, Any]:
-    return {**asdict(incident), "attempts": len(incident.attempts), "outcome": _outcome(run, incident),
-            "evidence": {k: v for k, v in incident.evidence.items() if k != "signals"}}
+    return {
+        **asdict(incident),
+        "attempts": len(incident.attempts),
+        "outcome": _outcome(run, incident),
+        "evidence": {k: v for k, v in incident.evidence.items() if k != "signals"},
+    }

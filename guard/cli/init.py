@@ -16,8 +16,9 @@ PRESETS = "default, llm_pretraining, finetuning, vision, reinforcement_learning,
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path("guard.yaml"),
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help=f"Shipped policy to start from: {PRESETS}.")
-                      ] = "default",
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help=f"Shipped policy to start from: {PRESETS}.")
+    ] = "default",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")] = False,
 ) -> None:
     """Write a commented policy to start from."""
@@ -41,5 +42,7 @@ def command(
         fail(f"there is no folder {file.parent}", USAGE)
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}", USAGE)
-    out(f"Wrote {file} from the preset {preset!r}.\n\nNext:\n  guard check {file}\n"
-        f"  in the training script: guard.attach(model, optimizer, policy={str(file)!r})")
+    out(
+        f"Wrote {file} from the preset {preset!r}.\n\nNext:\n  guard check {file}\n"
+        f"  in the training script: guard.attach(model, optimizer, policy={str(file)!r})"
+    )

@@ -60,4 +60,4 @@ def _deliver(post: Courier, wait: float) -> tuple[int, bool]:
                 return told, progress.leader
             clock.wait(never, pause)
     finally:
-        post.close(1.0)    # gives the outbox back
+        post.close(1.0)  # gives the outbox back

@@ -14,14 +14,21 @@ from guard.cli._runs import AsJson, ReadDir, RunStory, incident_of, open_run, un
 from guard.cli._say import NO_RUN, USAGE, fail, note, out_json
 from guard.types import Incident
 
-EXAMPLES = ("guard show runs/exp1 i0003", "guard show i0003          (of the newest run in ./runs)",
-            "guard show runs/exp1 --json")
+EXAMPLES = (
+    "guard show runs/exp1 i0003",
+    "guard show i0003          (of the newest run in ./runs)",
+    "guard show runs/exp1 --json",
+)
 
 
 def command(
     run_dir: ReadDir = None,
-    incident: Annotated[str | None, typer.Argument(
-        metavar="INCIDENT", show_default=False, help="ID, as in `guard incidents`. Default: the latest.")] = None,
+    incident: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INCIDENT", show_default=False, help="ID, as in `guard incidents`. Default: the latest."
+        ),
+    ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the picture if it is not there yet.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -68,6 +75,12 @@ def _facts(run: RunStory, incident: Incident) -> dict[str, Any]:
     from guard.notify import story
 
     line = policy_line(run.path, incident.policy)
-    return {**asdict(incident), "first_line": story.first_line(run.log, incident), "run_dir": str(run.path),
-            "policy_line": line, "in_force": [summary for _, summary in standing(run, incident)],
-            "evidence_files": [str(p) for p in evidence_files(run, incident)], "damaged_lines": run.damaged}
+    return {
+        **asdict(incident),
+        "first_line": story.first_line(run.log, incident),
+        "run_dir": str(run.path),
+        "policy_line": line,
+        "in_force": [summary for _, summary in standing(run, incident)],
+        "evidence_files": [str(p) for p in evidence_files(run, incident)],
+        "damaged_lines": run.damaged,
+    }

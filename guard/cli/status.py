@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("guard status runs/exp1", "guard status --json")
 
-_QUIET = 300.0    # [s] without a heartbeat after which a live run is called quiet
-_STATES = {"running": "running", "finished": "finished", "stopped": "stopped", "crashed": "crashed",
-           "gone": "not running, and it did not say why (killed or crashed)"}
+_QUIET = 300.0  # [s] without a heartbeat after which a live run is called quiet
+_STATES = {
+    "running": "running",
+    "finished": "finished",
+    "stopped": "stopped",
+    "crashed": "crashed",
+    "gone": "not running, and it did not say why (killed or crashed)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +51,47 @@ def command(run_dir: ReadDir = None, as_json: AsJson = False) -> None:
     from guard.notify.words import clean
 
     if as_json:
-        out_json({
-            "run_dir": str(run.path), "run": run.log.run.get("run"), "state": state, "mode": run.log.mode,
-            "policy_modes": now.modes, "heartbeats": [asdict(b) for b in beats], "signals": measured,
-            "open_incidents": [i.id for i in _open(run)], "incidents": len(run.log.incidents),
-            "lr_multiplier": now.lr_multiplier, "precision": now.precision,
-            "in_force": [dict(zip(("incident", "action", "summary"), c, strict=True)) for c in now.changes],
-            "untold": pending if isinstance(pending, str) else [asdict(p) for p in pending],
-            "damaged_lines": run.damaged,
-        })
+        out_json(
+            {
+                "run_dir": str(run.path),
+                "run": run.log.run.get("run"),
+                "state": state,
+                "mode": run.log.mode,
+                "policy_modes": now.modes,
+                "heartbeats": [asdict(b) for b in beats],
+                "signals": measured,
+                "open_incidents": [i.id for i in _open(run)],
+                "incidents": len(run.log.incidents),
+                "lr_multiplier": now.lr_multiplier,
+                "precision": now.precision,
+                "in_force": [dict(zip(("incident", "action", "summary"), c, strict=True)) for c in now.changes],
+                "untold": pending if isinstance(pending, str) else [asdict(p) for p in pending],
+                "damaged_lines": run.damaged,
+            }
+        )
         return
     out(f"{_name(run)}: {_STATES[state]}{_headline(state, beats)}")
     out()
-    out_fields([
-        ("Run", _where(run)),
-        ("Progress", _progress(run, beats)),
-        ("Last step", _measured(measured)),
-        ("Mode", _mode(run, now)),
-        ("Learning rate", _lr(now, measured)),
-        ("Precision", f"{now.precision.upper()}, in place of the loop's" if now.precision else "as the loop says"),
-        ("In force", "\n".join(clean(summary, 300) + (f" (guard undo {run.path} {i})" if state == "running" else "")
-                               for i, _, summary in now.changes)),
-        ("Incidents", _incidents(run)),
-        ("Messages", _messages(run, pending)),
-        ("Last notice", _notice(run)),
-    ])
+    out_fields(
+        [
+            ("Run", _where(run)),
+            ("Progress", _progress(run, beats)),
+            ("Last step", _measured(measured)),
+            ("Mode", _mode(run, now)),
+            ("Learning rate", _lr(now, measured)),
+            ("Precision", f"{now.precision.upper()}, in place of the loop's" if now.precision else "as the loop says"),
+            (
+                "In force",
+                "\n".join(
+                    clean(summary, 300) + (f" (guard undo {run.path} {i})" if state == "running" else "")
+                    for i, _, summary in now.changes
+                ),
+            ),
+            ("Incidents", _incidents(run)),
+            ("Messages", _messages(run, pending)),
+            ("Last notice", _notice(run)),
+        ]
+    )
 
 
 def _state(run: RunStory) -> str:
@@ -117,14 +138,19 @@ def _where(run: RunStory) -> str:
         return f"{run.path}; the journal has no start of a run"
     script = f", {clean(started['script'], 80)}" if started.get("script") else ""
     policy = clean(started.get("policy") or "unknown", 80)
-    return (f"{run.path}{script}, policy {policy}\non {clean(started.get('host'), 80)}, pid {started.get('pid')}, "
-            f"started {utc(started['time'])} ({ago(_runs.CLOCK.time() - started['time'])} ago)")
+    return (
+        f"{run.path}{script}, policy {policy}\non {clean(started.get('host'), 80)}, pid {started.get('pid')}, "
+        f"started {utc(started['time'])} ({ago(_runs.CLOCK.time() - started['time'])} ago)"
+    )
 
 
 def _progress(run: RunStory, beats: list[Beat]) -> str:
     if beats:
-        return "\n".join((f"rank {b.rank}: " if len(beats) > 1 else "") + f"step {b.step:,}, tick {b.tick:,}, "
-                         f"phase {b.phase}; last heartbeat {ago(b.age)} ago" for b in beats)
+        return "\n".join(
+            (f"rank {b.rank}: " if len(beats) > 1 else "") + f"step {b.step:,}, tick {b.tick:,}, "
+            f"phase {b.phase}; last heartbeat {ago(b.age)} ago"
+            for b in beats
+        )
     last = max((entry["step"] for entry in run.entries), default=0)
     return f"no heartbeat; the journal knows step {last:,}"
 

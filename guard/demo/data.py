@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-BATCH, CONTEXT = 12, 48    # sequences; characters each
-_VALIDATION = 0.1          # share of the text, from its end
+BATCH, CONTEXT = 12, 48  # sequences; characters each
+_VALIDATION = 0.1  # share of the text, from its end
 _VALIDATION_BATCHES = 24
 
 

@@ -8,8 +8,8 @@ import torch
 
 from guard.demo.data import Batch
 
-_WEIGHT = 1000.0     # a shard whose weights are counts, where all others sum to the number of sequences
-_RATE = 80.0         # a learning rate meant in another unit
+_WEIGHT = 1000.0  # a shard whose weights are counts, where all others sum to the number of sequences
+_RATE = 80.0  # a learning rate meant in another unit
 _WARMUP, _DECAY = 30, 0.3
 
 
@@ -30,9 +30,11 @@ class Plan:
         """Title and cause of each fault, in the order in which they usually strike."""
         shard = f"one shard's loss weights are {_WEIGHT:.0f} times too large, whenever it is read: at step "
         rate = f"at step {self.rate_rises_at} the schedule warms up again, to {_RATE:.0f} times the rate, for good"
-        return [("a corrupt batch", f"{shard}{self.bad_batch} and {self.bad_batch + self.pass_length}"),
-                ("an FP16 overflow", "attention takes exp(score), and scores grow; exp(11.1) is more than FP16 holds"),
-                ("a wrong learning rate", rate)]
+        return [
+            ("a corrupt batch", f"{shard}{self.bad_batch} and {self.bad_batch + self.pass_length}"),
+            ("an FP16 overflow", "attention takes exp(score), and scores grow; exp(11.1) is more than FP16 holds"),
+            ("a wrong learning rate", rate),
+        ]
 
     @property
     def dtype(self) -> torch.dtype:

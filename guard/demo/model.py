@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_CAP = 40.0    # scores are softly bounded, as in Gemma 2; exp(40) fits BF16 and FP32, not FP16
+_CAP = 40.0  # scores are softly bounded, as in Gemma 2; exp(40) fits BF16 and FP32, not FP16
 
 
 class Attention(nn.Module):
@@ -16,7 +16,7 @@ class Attention(nn.Module):
     Right as long as ``exp(score)`` fits the dtype. FP16 ends at 65504 = exp(11.09), and scores grow as a model learns.
     """
 
-    past: torch.Tensor    # [context, context] float, 1 where a place may look
+    past: torch.Tensor  # [context, context] float, 1 where a place may look
 
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()

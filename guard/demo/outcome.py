@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from guard.types import Attempt, Incident, Result
 
-_CLOSE, _RUINED = 1.05, 1.3    # of the healthy run's final validation loss
+_CLOSE, _RUINED = 1.05, 1.3  # of the healthy run's final validation loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,15 @@ def shortfall(healthy: Outcome, unguarded: Outcome, guarded: Outcome) -> str | N
     if not math.isfinite(best):
         return "the healthy run did not end with a finite loss"
     if not guarded.validation <= _CLOSE * best:
-        return (f"the guarded run ended at {guarded.validation:.3f}, more than {_CLOSE - 1:.0%} above the healthy "
-                f"run's {best:.3f}")
+        return (
+            f"the guarded run ended at {guarded.validation:.3f}, more than {_CLOSE - 1:.0%} above the healthy "
+            f"run's {best:.3f}"
+        )
     if math.isfinite(unguarded.validation) and unguarded.validation < _RUINED * best:
-        return (f"the faults did too little harm: without the guard the run ended at {unguarded.validation:.3f}, "
-                f"the healthy one at {best:.3f}")
+        return (
+            f"the faults did too little harm: without the guard the run ended at {unguarded.validation:.3f}, "
+            f"the healthy one at {best:.3f}"
+        )
     return None
 
 

@@ -13,9 +13,9 @@ from guard.notify.words import fault
 from guard.types import Incident
 
 _BLUE, _RED, _GREEN, _GREY = "#4c78a8", "#d62728", "#2a9d4a", "#888888"
-_SMOOTH = 7     # steps of the running median
-_CROWDED = 0.15    # of the steps: a mark this close to the next has its label on the left
-_TOP = 150.0    # highest loss shown
+_SMOOTH = 7  # steps of the running median
+_CROWDED = 0.15  # of the steps: a mark this close to the next has its label on the left
+_TOP = 150.0  # highest loss shown
 
 
 def draw(outcomes: dict[str, Outcome], plan: Plan, target: Path) -> Path:
@@ -42,15 +42,23 @@ def draw(outcomes: dict[str, Outcome], plan: Plan, target: Path) -> Path:
     axis.minorticks_off()
     axis.set_xlabel("training step")
     axis.set_ylabel("training loss (log scale)")
-    axis.set_title("Same model, same seed, same faults: with and without the guard", loc="left", fontsize=13,
-                   weight="bold", pad=26)
+    axis.set_title(
+        "Same model, same seed, same faults: with and without the guard", loc="left", fontsize=13, weight="bold", pad=26
+    )
     axis.grid(alpha=0.2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     handles, labels = axis.get_legend_handles_labels()
     order = [*range(1, len(labels)), 0] if len(labels) > 3 else range(len(labels))
-    axis.legend([handles[i] for i in order], [labels[i] for i in order], loc="lower left", bbox_to_anchor=(0, 1.0),
-                frameon=False, ncols=4, fontsize=9)
+    axis.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        frameon=False,
+        ncols=4,
+        fontsize=9,
+    )
     figure.savefig(target, dpi=110)
     plt.close(figure)
     return target
@@ -61,10 +69,17 @@ def _curve(axis: Any, outcome: Outcome, color: str, label: str, width: float = 1
     last = dict(outcome.rows)
     steps = sorted(last)
     losses = [last[s] for s in steps]
-    smooth = [_median(losses[max(0, i - _SMOOTH // 2): i + _SMOOTH // 2 + 1], x) for i, x in enumerate(losses)]
+    smooth = [_median(losses[max(0, i - _SMOOTH // 2) : i + _SMOOTH // 2 + 1], x) for i, x in enumerate(losses)]
     end = f"{outcome.validation:.2f}" if math.isfinite(outcome.validation) else "NaN"
-    axis.plot(steps, smooth, color=color, linewidth=width, alpha=alpha, solid_capstyle="round",
-              label=f"{label}: ends at {end}")
+    axis.plot(
+        steps,
+        smooth,
+        color=color,
+        linewidth=width,
+        alpha=alpha,
+        solid_capstyle="round",
+        label=f"{label}: ends at {end}",
+    )
 
 
 def _median(near: list[float], x: float) -> float:
@@ -83,8 +98,13 @@ def _undone(axis: Any, rows: list[tuple[int, float]]) -> None:
         branch.append(before)
         if row[0] <= before[0]:
             undone = [(s, v if math.isfinite(v) else math.nan) for s, v in branch if s >= row[0]]
-            axis.plot(*zip(*undone, strict=True), color=_GREEN, linewidth=1.3, linestyle=":",
-                      label="taken back by the guard" if first else None)
+            axis.plot(
+                *zip(*undone, strict=True),
+                color=_GREEN,
+                linewidth=1.3,
+                linestyle=":",
+                label="taken back by the guard" if first else None,
+            )
             branch, first = [], False
 
 
@@ -95,8 +115,9 @@ def _death(axis: Any, outcome: Outcome, steps: int) -> None:
     level = next((loss for s, loss in reversed(outcome.rows) if s < dead and math.isfinite(loss)), 1.0)
     axis.plot([dead], [level], marker="X", color=_RED, markersize=11, zorder=5)
     axis.hlines(level, dead, steps, color=_RED, linewidth=1.2, linestyle=(0, (2, 3)), alpha=0.7)
-    axis.annotate("unguarded run is NaN from here on", (dead, level), (10, 7), textcoords="offset points",
-                  color=_RED, fontsize=9)
+    axis.annotate(
+        "unguarded run is NaN from here on", (dead, level), (10, 7), textcoords="offset points", color=_RED, fontsize=9
+    )
 
 
 def _incidents(axis: Any, incidents: list[Incident], steps: int) -> None:
@@ -107,7 +128,13 @@ def _incidents(axis: Any, incidents: list[Incident], steps: int) -> None:
         does = "\n".join(f"→ {remedy(a)}" for a in i.attempts).replace(", ", ",\n    ")
         crowded = number < len(shown) and 0 < shown[number].opened_step - i.opened_step < _CROWDED * steps
         height = _TOP / 1.6 / 2.1 ** ((number - 1) % 2)
-        axis.annotate(f"{number}  {fault(i.detector)}\n{does}", (i.opened_step, height), (-5 if crowded else 5, 0),
-                      textcoords="offset points", fontsize=8.5, va="top", ha="right" if crowded else "left",
-                      bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.85})
-
+        axis.annotate(
+            f"{number}  {fault(i.detector)}\n{does}",
+            (i.opened_step, height),
+            (-5 if crowded else 5, 0),
+            textcoords="offset points",
+            fontsize=8.5,
+            va="top",
+            ha="right" if crowded else "left",
+            bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.85},
+        )

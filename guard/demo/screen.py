@@ -25,7 +25,7 @@ from guard.notify.words import count, cut, fault
 from guard.types import Incident
 
 TITLES = {"healthy": "healthy: no faults", "unguarded": "faults, no guard", "guarded": "faults, guarded"}
-_WIDTH = 100    # columns in a pipe, and at most
+_WIDTH = 100  # columns in a pipe, and at most
 _STYLES = {"resolved": "green", "firing": "yellow", "verifying": "yellow"}
 
 
@@ -45,8 +45,10 @@ class Screen:
         say = self.console.print
         say()
         say("[bold]One training run, three times: healthy, with three faults, and with the faults and the guard.[/]")
-        say(f"A small transformer learns to write Python's own manual, {text.characters:,} characters, in {plan.steps} "
-            "steps on the CPU.")
+        say(
+            f"A small transformer learns to write Python's own manual, {text.characters:,} characters, in {plan.steps} "
+            "steps on the CPU."
+        )
         say()
         for i, (title, what) in enumerate(plan.faults, 1):
             say(f"  fault {i}  [bold]{title}[/]")
@@ -56,9 +58,15 @@ class Screen:
     @contextlib.contextmanager
     def running(self, steps: int) -> Iterator[Callable[[str], Watch]]:
         """Three bars; gives what each run is to tell its steps to."""
-        bars = Progress(TextColumn("{task.description:<20}"), BarColumn(28), MofNCompleteColumn(),
-                        TextColumn("loss {task.fields[loss]}"), TimeElapsedColumn(), console=self.console,
-                        disable=not self.console.is_terminal)
+        bars = Progress(
+            TextColumn("{task.description:<20}"),
+            BarColumn(28),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
         tasks = {name: bars.add_task(title, total=steps, start=False, loss="     ") for name, title in TITLES.items()}
         with bars:
             yield lambda name: self._watch(bars, tasks[name], name, steps)
@@ -102,15 +110,26 @@ class Screen:
                 said = textwrap.fill(f"↳ {reply.text}", width - 4, subsequent_indent="  ")
                 body.append(f"\n{said}", style="bright_black")
             emoji = render.EMOJI[story.stage(log, incident)]
-            self.console.print(Panel(body, title=f"{emoji} {incident.id}", title_align="left", width=width,
-                                     border_style=_STYLES.get(incident.status, "red")))
+            self.console.print(
+                Panel(
+                    body,
+                    title=f"{emoji} {incident.id}",
+                    title_align="left",
+                    width=width,
+                    border_style=_STYLES.get(incident.status, "red"),
+                )
+            )
         if not told:
             self.console.print("  To have them in Slack, set SLACK_BOT_TOKEN and SLACK_CHANNEL.", style="bright_black")
 
     def compare(self, outcomes: dict[str, Outcome], picture: Path, run_dir: Path, missing: str | None) -> None:
         """The three ends side by side, and the verdict."""
-        table = Table(title="\nFinal loss on text that was not trained on", title_justify="left", title_style="bold",
-                      header_style="")
+        table = Table(
+            title="\nFinal loss on text that was not trained on",
+            title_justify="left",
+            title_style="bold",
+            header_style="",
+        )
         table.add_column("run")
         table.add_column("validation loss", justify="right")
         table.add_column("against healthy", justify="right")
@@ -118,16 +137,21 @@ class Screen:
         best = outcomes["healthy"].validation
         for name, outcome in outcomes.items():
             bad = not outcome.validation <= 1.3 * best
-            table.add_row(TITLES[name], f"{outcome.validation:.3f}".replace("nan", "NaN"),
-                          "" if name == "healthy" else _against(outcome.validation, best),
-                          _story(name, outcome), style="red" if bad else "green" if name == "guarded" else "")
+            table.add_row(
+                TITLES[name],
+                f"{outcome.validation:.3f}".replace("nan", "NaN"),
+                "" if name == "healthy" else _against(outcome.validation, best),
+                _story(name, outcome),
+                style="red" if bad else "green" if name == "guarded" else "",
+            )
         self.console.print(table)
         self.console.print(f"\n  picture    {picture}\n  every step {run_dir}   (guard show {run_dir})", soft_wrap=True)
         if missing:
             self.problem(missing)
         else:
-            self.console.print("\n✓ Same faults, same seed: the guarded run ends where the healthy one does.",
-                               style="bold green")
+            self.console.print(
+                "\n✓ Same faults, same seed: the guarded run ends where the healthy one does.", style="bold green"
+            )
 
 
 class Teller:
@@ -148,8 +172,13 @@ class Teller:
                 good = i.status == "resolved"
                 lost = i.evidence["outcome"]["steps_lost"]
                 words = f"it helped, {count(lost, 'step')} lost" if good else "see its message"
-                self.line("🟢" if good else "🔴" if i.status != "ended" else "⚪", i.opened_step, fault(i.detector),
-                          f"{i.status}: {words}", "green" if good else "red")
+                self.line(
+                    "🟢" if good else "🔴" if i.status != "ended" else "⚪",
+                    i.opened_step,
+                    fault(i.detector),
+                    f"{i.status}: {words}",
+                    "green" if good else "red",
+                )
             self._told[i.id] = (len(i.attempts), i.status)
 
     def line(self, mark: str, step: int, what: str, then: str, style: str) -> None:

@@ -32,7 +32,7 @@ def perform(out: Path, seed: int, steps: int | None) -> int:
         screen.problem(f"cannot write to {out}: {error.strerror or error}. Choose another directory with --out.")
         return 1
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)    # so small a model is slower on two, far more so when they are busy
+    torch.set_num_threads(1)  # so small a model is slower on two, far more so when they are busy
     try:
         return _perform(screen, out, run_dir, seed, steps or STEPS)
     except KeyboardInterrupt:

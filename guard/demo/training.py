@@ -24,8 +24,15 @@ _RATE = 0.008
 Watch = Callable[[int, int, float, Any], None]
 
 
-def train(text: Text, plan: Plan, seed: int, watch: Watch, *, run_dir: Path | None = None,
-          receivers: Iterable[ReceiverSpec] = ()) -> Outcome:
+def train(
+    text: Text,
+    plan: Plan,
+    seed: int,
+    watch: Watch,
+    *,
+    run_dir: Path | None = None,
+    receivers: Iterable[ReceiverSpec] = (),
+) -> Outcome:
     """Trains once, and measures the final validation loss in the precision of the run.
 
     Args:
@@ -36,8 +43,11 @@ def train(text: Text, plan: Plan, seed: int, watch: Watch, *, run_dir: Path | No
     model = CharTransformer(text.vocabulary, 48)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)
-    g = None if run_dir is None else guard.attach(model, optimizer, scheduler=schedule, run_dir=run_dir,
-                                                  receivers=list(receivers))
+    g = (
+        None
+        if run_dir is None
+        else guard.attach(model, optimizer, scheduler=schedule, run_dir=run_dir, receivers=list(receivers))
+    )
 
     def read(index: int) -> Batch:
         return plan.corrupt(text.train(seed, index), index)
@@ -46,7 +56,7 @@ def train(text: Text, plan: Plan, seed: int, watch: Watch, *, run_dir: Path | No
         return (g.autocast if g else torch.autocast)("cpu", dtype=plan.dtype)
 
     rows: list[tuple[int, float]] = []
-    with contextlib.suppress(guard.TrainingStopped):    # a policy's last resort; how the run stands then is its result
+    with contextlib.suppress(guard.TrainingStopped):  # a policy's last resort; how the run stands then is its result
         for batch in g.batches(read, plan.steps) if g else map(read, range(plan.steps)):
             step = g.step if g else len(rows)
             optimizer.zero_grad()

@@ -21,7 +21,7 @@ class Detector(ABC):
     """
 
     name: ClassVar[str]
-    of_curve: ClassVar[bool] = False    # judges the shape of the loss curve, which means nothing in an adversarial game
+    of_curve: ClassVar[bool] = False  # judges the shape of the loss curve, which means nothing in an adversarial game
     # Parts of `Signals.deep` that it reads; its `every` says how often. They are measured only if some detector asks.
     needs: ClassVar[frozenset[str]] = frozenset()
 

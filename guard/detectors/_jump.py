@@ -23,8 +23,16 @@ class Jump(Detector):
 
     def __init__(self, params: Any, *, floor: float, start_floor: float, alarms: int) -> None:
         super().__init__(params)
-        self.usual = Upper(window=params.window, threshold=params.threshold, floor=floor, start_floor=start_floor,
-                           margin=params.margin, warmup=params.warmup, rebaseline=params.rebaseline, alarms=alarms)
+        self.usual = Upper(
+            window=params.window,
+            threshold=params.threshold,
+            floor=floor,
+            start_floor=start_floor,
+            margin=params.margin,
+            warmup=params.warmup,
+            rebaseline=params.rebaseline,
+            alarms=alarms,
+        )
 
     def refill(self) -> None:
         self.usual.refill()

@@ -71,8 +71,9 @@ class Looking(Detector):
         worst = max(proven, key=lambda f: f.badness)
         since = min(rows.get(f.key, (0, self.looked_at(s)))[1] for f in proven)
         more = f" (and {len(proven) - 1} more)" if len(proven) > 1 else ""
-        return Detection(self.name, worst.signal, worst.value, worst.threshold, worst.baseline, since,
-                         worst.message + more)
+        return Detection(
+            self.name, worst.signal, worst.value, worst.threshold, worst.baseline, since, worst.message + more
+        )
 
     def learn(self, s: Signals) -> None:
         if s.deep is None or (faults := self.faults(s)) is None:

@@ -57,13 +57,52 @@ class Upper:
         alarms: separate alarms after which such values are usual in this run; 0: never.
     """
 
-    _CHANGING = ("level", "scale", "limit", "_due", "_left", "_start", "_reach", "_gap", "_top", "_tail", "_count",
-                 "_last", "_held", "_held_at", "_held_level", "_held_scale", "_flagged", "_wild")
-    __slots__ = ("_alarms", "_alpha", "_fade", "_floor", "_margin", "_rebaseline", "_start_floor", "_threshold",
-                 "_values", "_warmup", *_CHANGING)
+    _CHANGING = (
+        "level",
+        "scale",
+        "limit",
+        "_due",
+        "_left",
+        "_start",
+        "_reach",
+        "_gap",
+        "_top",
+        "_tail",
+        "_count",
+        "_last",
+        "_held",
+        "_held_at",
+        "_held_level",
+        "_held_scale",
+        "_flagged",
+        "_wild",
+    )
+    __slots__ = (
+        "_alarms",
+        "_alpha",
+        "_fade",
+        "_floor",
+        "_margin",
+        "_rebaseline",
+        "_start_floor",
+        "_threshold",
+        "_values",
+        "_warmup",
+        *_CHANGING,
+    )
 
-    def __init__(self, *, window: int, threshold: float, floor: float, start_floor: float, margin: float, warmup: int,
-                 rebaseline: int, alarms: int) -> None:
+    def __init__(
+        self,
+        *,
+        window: int,
+        threshold: float,
+        floor: float,
+        start_floor: float,
+        margin: float,
+        warmup: int,
+        rebaseline: int,
+        alarms: int,
+    ) -> None:
         self._alpha, self._threshold, self._margin = 2.0 / (window + 1), threshold, margin
         self._floor, self._start_floor, self._warmup = floor, start_floor, warmup
         self._rebaseline, self._alarms, self._fade = rebaseline, alarms, 1.0 - _REVIEW / (_FADE * window)

@@ -43,8 +43,9 @@ class IdleUnits(Detector):
         worst = max(found, key=lambda f: f.badness)
         since = min(ticks[-int(f.patience)] for f in found)
         more = f" (and {len(found) - 1} more layers)" if len(found) > 1 else ""
-        return Detection(self.name, worst.signal, worst.value, worst.threshold, worst.baseline, since,
-                         worst.message + more)
+        return Detection(
+            self.name, worst.signal, worst.value, worst.threshold, worst.baseline, since, worst.message + more
+        )
 
     def _idle(self, name: str, entry: dict[str, Any], seen: int) -> Fault | None:
         shares: Sequence[float] | None = entry.get(self.KIND)

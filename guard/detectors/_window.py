@@ -133,9 +133,16 @@ class Windowed(Detector):
 
     def state_dict(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.OWN}
-        return {**own, "losses": list(self.losses), "norms": list(self.norms), "blocks": [list(b) for b in self.blocks],
-                "first": list(self.first), "start": self.start, "opened": self.opened,
-                "found": None if self.found is None else list(self.found)}
+        return {
+            **own,
+            "losses": list(self.losses),
+            "norms": list(self.norms),
+            "blocks": [list(b) for b in self.blocks],
+            "first": list(self.first),
+            "start": self.start,
+            "opened": self.opened,
+            "found": None if self.found is None else list(self.found),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self.OWN:

@@ -56,8 +56,16 @@ class BadBatch(Detector):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._peak = Upper(window=50, threshold=8.0, floor=params.factor - 1.0, start_floor=0.0, margin=3.5,
-                           warmup=params.warmup, rebaseline=params.rebaseline, alarms=3)
+        self._peak = Upper(
+            window=50,
+            threshold=8.0,
+            floor=params.factor - 1.0,
+            start_floor=0.0,
+            margin=3.5,
+            warmup=params.warmup,
+            rebaseline=params.rebaseline,
+            alarms=3,
+        )
         self._rows = dict.fromkeys(_ODD, 0)  # looks in a row with that oddity
 
     def score(self, s: Signals) -> Detection | None:
@@ -82,8 +90,9 @@ class BadBatch(Detector):
         if inputs is None:
             return
         odd = self._oddities(inputs)
-        self._rows = {kind: min(n + 1, self.params.rebaseline) if kind in odd else self._kept(n)
-                      for kind, n in self._rows.items()}
+        self._rows = {
+            kind: min(n + 1, self.params.rebaseline) if kind in odd else self._kept(n) for kind, n in self._rows.items()
+        }
         if inputs["peak"] > self._peak.limit:
             self._peak.hold(inputs["peak"])
         elif inputs["peak"] > 0.0:

@@ -87,7 +87,9 @@ class FlatLoss(Windowed):
         level = self.start if trivial is None else trivial
         means = [b.mean for b in blocks]
         mean, sd = sum(means) / BLOCKS, math.sqrt(sum(b.var for b in blocks) / BLOCKS)
-        worse = mean > 1.05 * level and mean - level > 4.0 * sd / math.sqrt(FIRST)    # not by the luck of its first losses
+        worse = mean > 1.05 * level and mean - level > 4.0 * sd / math.sqrt(
+            FIRST
+        )  # not by the luck of its first losses
         quiet = 3.0 * _QUIET if worse else _QUIET
         if mean < 0.98 * level or sd > quiet * level or (trivial is not None and mean > 1.02 * level):
             return None

@@ -83,8 +83,14 @@ class GradVanishing(Detector):
         self._low = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"norms": list(self._norms), "losses": list(self._losses), "limit": self._limit, "high": self._high,
-                "low": self._low, "since": self._since}
+        return {
+            "norms": list(self._norms),
+            "losses": list(self._losses),
+            "limit": self._limit,
+            "high": self._high,
+            "low": self._low,
+            "since": self._since,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._norms, self._losses = list(state["norms"]), list(state["losses"])

@@ -2,8 +2,8 @@
 
 Why it matters: a restarted job that begins its schedule anew throws a settled model out; alone it may be meant (warm
     restarts), so it is made to be combined with a sign of harm, such as `loss_spike`.
-Fires when: within the last `hold` ticks lr_effective rose above `factor` times its highest of the `window` ticks before,
-    having been lower than its highest ever for that long.
+Fires when: within the last `hold` ticks lr_effective rose above `factor` times its highest of the `window` ticks
+    before, having been lower than its highest ever for that long.
 
 Args:
     factor: > 1. Default 4.
@@ -15,8 +15,8 @@ Blind to: a rate that creeps up; warm-up, in which there was no higher rate befo
 Raises: PolicyError at load; never at run time.
 Example:
     {type: lr_jump, factor: 4.0}
-Source: reports of schedules that start anew after a resume (Lightning-AI/pytorch-lightning 5486, huggingface/transformers
-    33336).
+Source: reports of schedules that start anew after a resume (Lightning-AI/pytorch-lightning 5486,
+    huggingface/transformers 33336).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class LRJump(Detector):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._ever = 0.0     # highest rate so far
-        self._recent = 0.0   # highest of late; renewed every `window` ticks
-        self._usual = 0.0    # highest of the span before
+        self._ever = 0.0  # highest rate so far
+        self._recent = 0.0  # highest of late; renewed every `window` ticks
+        self._usual = 0.0  # highest of the span before
         self._left = params.window
-        self._jump: tuple[int, float, float] | None = None    # tick, rate before, rate after
+        self._jump: tuple[int, float, float] | None = None  # tick, rate before, rate after
 
     def score(self, s: Signals) -> Detection | None:
         jump = self._jump
@@ -78,8 +78,13 @@ class LRJump(Detector):
         self._jump = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ever": self._ever, "recent": self._recent, "usual": self._usual, "left": self._left,
-                "jump": None if self._jump is None else list(self._jump)}
+        return {
+            "ever": self._ever,
+            "recent": self._recent,
+            "usual": self._usual,
+            "left": self._left,
+            "jump": None if self._jump is None else list(self._jump),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._ever, self._recent, self._usual = state["ever"], state["recent"], state["usual"]

@@ -4,7 +4,8 @@ Why it matters: the rate is too high (or gradients add up because nobody clears 
     and a lower rate usually mends it at once.
 Fires when: over the second half of the window the loss stays above the best quarter window of late by `rise`, by 5
     standard errors and by 2 % of its start level, does not fall, and its detrended deviation is more than 0.1 of its
-    mean; the oscillation is severe if it is more than 0.5 of that best, else moderate. Where the rate was raised since that best, `rise` counts three times.
+    mean; the oscillation is severe if it is more than 0.5 of that best, else moderate. Where the rate was raised
+    since that best, `rise` counts three times.
     Or: deviation above 0.3 of the mean, no progress over the window, and a gradient norm that climbs while it hardly
     changes from one tick to the next, as the sum of all gradients so far does.
 
@@ -118,8 +119,10 @@ class Oscillation(Windowed):
         mean, level, sd, fall = _shape(blocks)
         if sd < 3.0 * _SWINGS * mean or fall < -sd or level < 0.9 * first:
             return None
-        message = (f"loss swings by {sd / mean:.0%} around {level:.3g} while the gradient norm climbs smoothly from "
-                   f"{blocks[0].norm:.3g} to {blocks[-1].norm:.3g}: are gradients cleared between steps?")
+        message = (
+            f"loss swings by {sd / mean:.0%} around {level:.3g} while the gradient norm climbs smoothly from "
+            f"{blocks[0].norm:.3g} to {blocks[-1].norm:.3g}: are gradients cleared between steps?"
+        )
         return "loss", level, 0.9 * first, best, blocks[0].since, message
 
 

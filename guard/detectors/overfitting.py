@@ -66,8 +66,10 @@ class Overfitting(Detector):
         values = values[-self.params.patience :]
         if not min(values) > limit:
             return None
-        message = (f"{self.params.metric} is {values[-1]:.4g} after its best {best:.4g} at tick {self._best_at}, "
-                   f"while the training loss still fell from {self._best_train:.4g} to {train:.4g}")
+        message = (
+            f"{self.params.metric} is {values[-1]:.4g} after its best {best:.4g} at tick {self._best_at}, "
+            f"while the training loss still fell from {self._best_train:.4g} to {train:.4g}"
+        )
         return self.params.metric, values[-1], limit, best, self._best_at, message
 
     def learn(self, s: Signals) -> None:
@@ -89,7 +91,7 @@ class Overfitting(Detector):
         train = self._training(s.loss)
         if self._count > 1 and self._found is None:
             bend = 0.5 * abs(value - 2.0 * self._last[1] + self._last[0])  # free of the trend
-            if self._count > 4 and value > self._best:    # the rise to be judged must not pass for noise
+            if self._count > 4 and value > self._best:  # the rise to be judged must not pass for noise
                 bend = min(bend, 2.0 * self._noise)
             self._noise += (bend - self._noise) / min(self._count - 1, 4)
         self._last = [self._last[1], value]
@@ -109,9 +111,19 @@ class Overfitting(Detector):
         self._recent, self._found = [], None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first": self._first, "best": self._best, "best_at": self._best_at, "best_train": self._best_train,
-                "recent": list(self._recent), "last": list(self._last), "noise": self._noise, "count": self._count,
-                "sum": self._sum, "ticks": self._ticks, "found": None if self._found is None else list(self._found)}
+        return {
+            "first": self._first,
+            "best": self._best,
+            "best_at": self._best_at,
+            "best_train": self._best_train,
+            "recent": list(self._recent),
+            "last": list(self._last),
+            "noise": self._noise,
+            "count": self._count,
+            "sum": self._sum,
+            "ticks": self._ticks,
+            "found": None if self._found is None else list(self._found),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._first, self._best, self._best_at = state["first"], state["best"], state["best_at"]

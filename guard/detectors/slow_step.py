@@ -45,8 +45,16 @@ class SlowStep(Detector):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._usual = Upper(window=params.window, threshold=8.0, floor=params.factor - 1.0, start_floor=0.0, margin=3.5,
-                            warmup=params.warmup, rebaseline=params.rebaseline, alarms=0)
+        self._usual = Upper(
+            window=params.window,
+            threshold=8.0,
+            floor=params.factor - 1.0,
+            start_floor=0.0,
+            margin=3.5,
+            warmup=params.warmup,
+            rebaseline=params.rebaseline,
+            alarms=0,
+        )
         self._slow = self._since = 0  # ticks in a row, and the first of them
 
     def score(self, s: Signals) -> Detection | None:
@@ -54,8 +62,10 @@ class SlowStep(Detector):
         if seconds is None or not seconds > self._usual.limit or self._slow + 1 < self.params.patience:
             return None
         level, limit = self._usual.level, self._usual.limit
-        message = (f"an iteration takes {seconds:.3g} s, usual are {level:.3g} s (limit {limit:.3g} s), "
-                   f"for {self._slow + 1} ticks")
+        message = (
+            f"an iteration takes {seconds:.3g} s, usual are {level:.3g} s (limit {limit:.3g} s), "
+            f"for {self._slow + 1} ticks"
+        )
         return Detection("slow_step", "seconds", seconds, limit, level, self._since if self._slow else s.tick, message)
 
     def learn(self, s: Signals) -> None:

@@ -72,8 +72,18 @@ class Weights(Looking):
             message = f"the norm of {name} went from {before:.3g} to {w['norm']:.3g} since the last look"
             # Small weights may grow; the row is counted all the same, so that it is known when they are large.
             patience = p.looks if rms > 1.0 else math.inf
-            found.append(Fault(f"growing {name}", w["norm"] / before / p.growth, "weight_norm", w["norm"],
-                               p.growth * before, before, message, patience))
+            found.append(
+                Fault(
+                    f"growing {name}",
+                    w["norm"] / before / p.growth,
+                    "weight_norm",
+                    w["norm"],
+                    p.growth * before,
+                    before,
+                    message,
+                    patience,
+                )
+            )
         return found
 
     def remember(self, s: Signals) -> None:

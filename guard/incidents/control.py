@@ -60,8 +60,10 @@ def take(run_dir: Path) -> list[Request | str]:
     folder = run_dir / "control"
     try:
         with os.scandir(folder) as entries:
-            files = sorted((e for e in entries if e.name.endswith(".json") and e.is_file(follow_symlinks=False)),
-                           key=lambda e: (e.stat().st_mtime_ns, e.name))
+            files = sorted(
+                (e for e in entries if e.name.endswith(".json") and e.is_file(follow_symlinks=False)),
+                key=lambda e: (e.stat().st_mtime_ns, e.name),
+            )
     except OSError:
         return []
     taken: list[Request | str] = []

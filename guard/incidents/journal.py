@@ -54,7 +54,7 @@ class Follower:
                     os.fsync(file.fileno())
                 file.seek(self.offset)
                 data = file.read()
-        except OSError:    # not there yet, or a disk that does not answer now: there will be another time
+        except OSError:  # not there yet, or a disk that does not answer now: there will be another time
             return
         end = data.rfind(b"\n") + 1
         self.offset += end

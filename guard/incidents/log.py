@@ -50,9 +50,17 @@ class IncidentLog:
         evidence: dict[str, Any] = {"detection": e["detection"], "signals": e.get("signals", [])}
         if e.get("attached_to"):
             evidence["attached_to"] = e["attached_to"]
-        incident = Incident(e["incident"], e["policy"], e["detector"], e["severity"],
-                            "observed" if e.get("observed") else "firing", e["tick"], e["step"], e["time"],
-                            evidence=evidence)
+        incident = Incident(
+            e["incident"],
+            e["policy"],
+            e["detector"],
+            e["severity"],
+            "observed" if e.get("observed") else "firing",
+            e["tick"],
+            e["step"],
+            e["time"],
+            evidence=evidence,
+        )
         self.incidents[incident.id] = incident
         return incident
 
@@ -64,8 +72,16 @@ class IncidentLog:
             case "attempt" if e["repeat"] and incident.attempts and incident.attempts[-1].rung == e["rung"]:
                 incident.attempts[-1].repeats = e["repeat"]
             case "attempt":
-                incident.attempts.append(Attempt(e["rung"], e["tick"], e["step"], [Result(**r) for r in e["results"]],
-                                                 [(a, why) for a, why in e["unavailable"]], e["repeat"]))
+                incident.attempts.append(
+                    Attempt(
+                        e["rung"],
+                        e["tick"],
+                        e["step"],
+                        [Result(**r) for r in e["results"]],
+                        [(a, why) for a, why in e["unavailable"]],
+                        e["repeat"],
+                    )
+                )
                 if not e["would"]:
                     incident.status = "verifying"
             case "incident_evidence":

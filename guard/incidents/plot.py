@@ -12,7 +12,7 @@ from guard.incidents.log import IncidentLog
 from guard.incidents.rundir import SIGNAL_COLUMNS
 from guard.types import Incident
 
-_BEFORE, _AFTER = 150, 150    # ticks shown around the firing
+_BEFORE, _AFTER = 150, 150  # ticks shown around the firing
 
 
 def render(run_dir: Path, incident_id: str) -> Path:
@@ -31,15 +31,19 @@ def render(run_dir: Path, incident_id: str) -> Path:
 
 
 def _rows(run_dir: Path, incident: Incident) -> list[dict[str, float]]:
-    """Signals around the incident: from signals.csv, and those kept with the incident if that has not been written yet."""
+    """Signals around the incident: from signals.csv, and those kept with the incident if that has not been
+    written yet.
+    """
     low, high = incident.opened_tick - _BEFORE, (incident.closed_tick or incident.opened_tick) + _AFTER
-    rows = {int(r[0]): dict(zip(SIGNAL_COLUMNS, map(float, r), strict=True)) for r in incident.evidence.get("signals", [])}
+    rows = {
+        int(r[0]): dict(zip(SIGNAL_COLUMNS, map(float, r), strict=True)) for r in incident.evidence.get("signals", [])
+    }
     path = run_dir / "signals.csv"
     if path.exists():
         with path.open(encoding="ascii") as file:
             for row in csv.DictReader(file):
                 if None in row.values() or None in row:
-                    continue    # a row that is being written
+                    continue  # a row that is being written
                 tick = int(row["tick"])
                 if low <= tick <= high:
                     rows[tick] = {k: float(v) for k, v in row.items()}
@@ -79,10 +83,11 @@ def _curve(axis: Any, rows: list[dict[str, float]], column: str, label: str, col
     axis.plot(ticks, [v if math.isfinite(v) else math.nan for v in values], color=color, linewidth=1)
     bad = [t for t, v in zip(ticks, values, strict=True) if not math.isfinite(v)]
     if bad:
-        axis.plot(bad, [0.96] * len(bad), "x", color="#d62728", transform=axis.get_xaxis_transform(), label="NaN or Inf")
+        axis.plot(
+            bad, [0.96] * len(bad), "x", color="#d62728", transform=axis.get_xaxis_transform(), label="NaN or Inf"
+        )
         axis.legend(fontsize=7, loc="upper right", frameon=False)
     finite = [v for v in values if math.isfinite(v)]
     if finite and min(finite) > 0 and max(finite) > 20 * min(finite):
         axis.set_yscale("log")
     axis.set_ylabel(label)
-

@@ -29,15 +29,15 @@ from guard.types import Entry
 SIGNAL_COLUMNS = ("tick", "step", "loss", "grad_norm", "lr", "lr_effective", "loss_scale")
 SignalRow = tuple[int, int, float, float, float, float, float]
 
-_PATIENCE = 0.25          # [s] a step waits for a journal line to be written
-_PATIENCE_DURABLE = 5.0   # [s] stop and rollback wait for the fsync
-_BEAT = 1.0               # [s] between heartbeats
-_LEASE = 60.0             # [s] a lease is good for that long without renewal
-_MAX_PENDING = 10_000     # journal lines kept while the disk does not answer
-_MAX_ROWS = 100_000       # rows of signals.csv likewise
-_ALIVE = 3.0              # [s] after its last answer the disk is taken to be there
-_ASK = 0.01               # [s] between looks into `control/`
-_MAX_SIGNALS = 64 << 20   # [bytes] beyond which old rows of signals.csv are thinned
+_PATIENCE = 0.25  # [s] a step waits for a journal line to be written
+_PATIENCE_DURABLE = 5.0  # [s] stop and rollback wait for the fsync
+_BEAT = 1.0  # [s] between heartbeats
+_LEASE = 60.0  # [s] a lease is good for that long without renewal
+_MAX_PENDING = 10_000  # journal lines kept while the disk does not answer
+_MAX_ROWS = 100_000  # rows of signals.csv likewise
+_ALIVE = 3.0  # [s] after its last answer the disk is taken to be there
+_ASK = 0.01  # [s] between looks into `control/`
+_MAX_SIGNALS = 64 << 20  # [bytes] beyond which old rows of signals.csv are thinned
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class RunDir:
         self._pid = os.getpid()
         self._lease = Lease(path / "owner.json", clock)
         self.seq = 0
-        self.rows: deque[SignalRow] = deque(maxlen=_MAX_ROWS)    # appended by the step, taken by the writer
+        self.rows: deque[SignalRow] = deque(maxlen=_MAX_ROWS)  # appended by the step, taken by the writer
         self._control = str(path / "control")
         self._control_seen = 0
         self._ask_at = 0.0
@@ -81,7 +81,9 @@ class RunDir:
             self._lease.take()
             self.seq = self._open()
         except OSError as error:
-            self.complain("rundir", f"cannot write to {path} ({_reason(error)}); training goes on, incidents are kept in memory")
+            self.complain(
+                "rundir", f"cannot write to {path} ({_reason(error)}); training goes on, incidents are kept in memory"
+            )
         self._thread = threading.Thread(target=self._write_loop, name="guard-writer", daemon=True)
         self._thread.start()
 
@@ -114,7 +116,7 @@ class RunDir:
         if not self.answers:
             return False
         try:
-            changed = os.stat(self._control).st_mtime_ns    # noqa: PTH116 - every step; a Path costs five times as much
+            changed = os.stat(self._control).st_mtime_ns  # noqa: PTH116 - every step; a Path costs five times as much
         except OSError:
             return False
         if changed == self._control_seen:
@@ -181,7 +183,9 @@ class RunDir:
         try:
             do()
         except Exception as error:  # noqa: BLE001 - it is the last thing that could say so
-            self.complain("writer", f"writing to {self.path} failed ({type(error).__name__}: {error}); training goes on")
+            self.complain(
+                "writer", f"writing to {self.path} failed ({type(error).__name__}: {error}); training goes on"
+            )
 
     def _do(self, job: _Job) -> None:
         self._pending.append(job)
@@ -199,8 +203,11 @@ class RunDir:
                 self._pending.pop(0)
         except OSError as error:
             del self._pending[:-_MAX_PENDING]
-            self.complain("journal", f"cannot write {self.path / journal.NAME} ({_reason(error)}); training goes on, "
-                                     "incidents are kept in memory and written when the disk answers")
+            self.complain(
+                "journal",
+                f"cannot write {self.path / journal.NAME} ({_reason(error)}); training goes on, "
+                "incidents are kept in memory and written when the disk answers",
+            )
 
     def _write_whole(self, line: bytes) -> None:
         """One line or nothing: what a full disk cut short is taken back."""
@@ -298,14 +305,21 @@ class Lease:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock
-        self._me = {"host": socket.gethostname(), "boot": _boot_id(), "pid": os.getpid(), "started": _started(os.getpid())}
+        self._me = {
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "pid": os.getpid(),
+            "started": _started(os.getpid()),
+        }
 
     def take(self) -> None:
         """Raises `RunDirError` if a live guard holds it."""
         holder = self._read()
         if holder and self._alive(holder):
-            raise RunDirError(f"{self.path.parent} belongs to a running guard (pid {holder.get('pid')} on {holder.get('host')}); "
-                              "give this run its own run_dir, or end that one first")
+            raise RunDirError(
+                f"{self.path.parent} belongs to a running guard (pid {holder.get('pid')} on {holder.get('host')}); "
+                "give this run its own run_dir, or end that one first"
+            )
         if holder is None:
             self._first()
         else:
@@ -319,9 +333,11 @@ class Lease:
         except FileExistsError:
             other = self._read()
             if other is not None and self._alive(other):
-                raise RunDirError(f"{self.path.parent} was just taken by another guard (pid {other.get('pid')})") from None
+                raise RunDirError(
+                    f"{self.path.parent} was just taken by another guard (pid {other.get('pid')})"
+                ) from None
             temporary.replace(self.path)
-        except OSError:    # a file system without links
+        except OSError:  # a file system without links
             temporary.replace(self.path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -350,13 +366,13 @@ class Lease:
 
     def _alive(self, holder: dict[str, Any]) -> bool:
         if all(holder.get(k) == v for k, v in self._me.items()):
-            return False    # this very process: a second attach takes over from the first
+            return False  # this very process: a second attach takes over from the first
         try:
             if holder.get("host") == self._me["host"] and holder.get("boot") == self._me["boot"]:
                 return _started(int(holder.get("pid", 0))) == holder.get("started") is not None
             return float(holder.get("expires", 0)) > self.clock.time()
         except (TypeError, ValueError):
-            return False    # it says nothing
+            return False  # it says nothing
 
 
 def holder_alive(run_dir: Path, clock: Clock) -> bool:

@@ -6,5 +6,15 @@ from guard.notify.courier import Courier, Pending, Progress
 from guard.notify.message import Message, Reply
 from guard.notify.spec import ReceiverSpec
 
-__all__ = ["Courier", "Finding", "Message", "Pending", "Progress", "ReceiverSpec", "Reply", "check_receivers", "render",
-           "send_test"]
+__all__ = [
+    "Courier",
+    "Finding",
+    "Message",
+    "Pending",
+    "Progress",
+    "ReceiverSpec",
+    "Reply",
+    "check_receivers",
+    "render",
+    "send_test",
+]

@@ -26,8 +26,15 @@ def section(title: str, body: str) -> Block:
 
 def fields(pairs: Iterable[tuple[str, str]], time: float) -> Block:
     """Label and value side by side; the time in each reader's own time zone."""
-    shown = [(label, f"<!date^{int(time)}^{{date_short_pretty}} {{time_secs}}|{escape(value)}>" if label == "Time"
-              else _fitting(value, FIELD)) for label, value in pairs]
+    shown = [
+        (
+            label,
+            f"<!date^{int(time)}^{{date_short_pretty}} {{time_secs}}|{escape(value)}>"
+            if label == "Time"
+            else _fitting(value, FIELD),
+        )
+        for label, value in pairs
+    ]
     return {"type": "section", "fields": [_mrkdwn(f"*{escape(label)}*\n{value}") for label, value in shown][:10]}
 
 

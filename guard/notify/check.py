@@ -44,8 +44,11 @@ def _check(spec: ReceiverSpec) -> Finding:
         return Finding(spec.name, True, "tells on stderr")
     if not spec.threaded:
         good = reveal(spec.webhook_url).startswith(("http://", "https://"))
-        return Finding(spec.name, good, "webhook; only a test message shows whether it works" if good
-                       else advice("no_url", spec.channel))
+        return Finding(
+            spec.name,
+            good,
+            "webhook; only a test message shows whether it works" if good else advice("no_url", spec.channel),
+        )
     slack, channel = Slack(spec, lambda: spec.timeout), spec.channel or ""
     try:
         bot = str(slack.call("auth.test").get("user") or "bot")
@@ -55,8 +58,12 @@ def _check(spec: ReceiverSpec) -> Finding:
         found = slack.channel_id(channel)
     except Failure as failure:
         if failure.reason == "missing_scope":
-            return Finding(spec.name, True, f"token valid (@{bot}); without the scopes channels:read and groups:read "
-                           f"it cannot see whether it was invited to {channel}")
+            return Finding(
+                spec.name,
+                True,
+                f"token valid (@{bot}); without the scopes channels:read and groups:read "
+                f"it cannot see whether it was invited to {channel}",
+            )
         return Finding(spec.name, False, f"{failure.reason}: {advice(failure.reason, spec.channel)}")
     if found is None:
         return Finding(spec.name, False, f"the bot is not in {channel}: type there /invite @{bot}")

@@ -81,8 +81,16 @@ class Courier:
         say: where the courier speaks about itself; stderr by default.
     """
 
-    def __init__(self, run_dir: Path, receivers: Sequence[ReceiverSpec], *, clock: Clock, home: Path | None = None,
-                 plot: Plot | None = None, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        receivers: Sequence[ReceiverSpec],
+        *,
+        clock: Clock,
+        home: Path | None = None,
+        plot: Plot | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.run_dir, self._clock, self._plot = Path(run_dir), clock, plot
         self._say = say or say_on_stderr
         self._specs = _in_use(receivers, self._say)
@@ -231,8 +239,18 @@ class Courier:
         if not self._box.take_lease(self._clock.time()):
             return Progress(leader=False, next_try=_POLL)
         self._locked = 0
-        turn = Turn(self._log, self._box, self._pace, self.run_dir, self._run_key, self._versions, self._suspects,
-                    self._plot, self._say, eager)
+        turn = Turn(
+            self._log,
+            self._box,
+            self._pace,
+            self.run_dir,
+            self._run_key,
+            self._versions,
+            self._suspects,
+            self._plot,
+            self._say,
+            eager,
+        )
         for desk in self._desks:
             try:
                 desk.deliver(turn)
@@ -256,8 +274,9 @@ class Courier:
             blocked = standing.next_try if standing.off or standing.asked or not turn.eager else 0.0
             at = blocked if blocked > turn.now else min(times, default=turn.now + _SOON)
             soonest = min(at, soonest) if soonest is not None else at
-        return Progress(turn.told, waiting, None if soonest is None else max(0.0, soonest - turn.now), True,
-                        tuple(turn.failures))
+        return Progress(
+            turn.told, waiting, None if soonest is None else max(0.0, soonest - turn.now), True, tuple(turn.failures)
+        )
 
     def _fold(self) -> None:
         """Takes in what is new in the journal, once it is on the disk."""
@@ -313,8 +332,10 @@ class Courier:
         self._say_memory(str(error))
 
     def _say_memory(self, reason: str) -> None:
-        self._say(f"the outbox {self._path} cannot be used ({reason}): what was told is remembered in memory only, so "
-                  "after a restart something may be told twice")
+        self._say(
+            f"the outbox {self._path} cannot be used ({reason}): what was told is remembered in memory only, so "
+            "after a restart something may be told twice"
+        )
 
 
 def outbox_path(run_dir: Path, home: Path | None = None) -> Path:
@@ -361,7 +382,14 @@ def _pending(log: IncidentLog, box: Outbox, desk: Desk) -> list[Pending]:
             continue
         row = rows.get(left[0])
         why = (row.error if row else "") or standing.error
-        found.append(Pending(desk.spec.name, incident.id, first_line, why,
-                             row.attempts if row else 0, max(row.next_try if row else 0.0, standing.next_try)))
+        found.append(
+            Pending(
+                desk.spec.name,
+                incident.id,
+                first_line,
+                why,
+                row.attempts if row else 0,
+                max(row.next_try if row else 0.0, standing.next_try),
+            )
+        )
     return found
-

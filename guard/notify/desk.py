@@ -69,8 +69,9 @@ class Desk:
             try:
                 done = self._try(turn, self.tell, incident)
             except DAMAGED as error:  # its journal lines; they must not silence the incidents after it
-                turn.say(f"incident {incident.id} cannot be told ({type(error).__name__}): "
-                         "its journal lines are damaged")
+                turn.say(
+                    f"incident {incident.id} cannot be told ({type(error).__name__}): its journal lines are damaged"
+                )
                 self.settled[incident.id] = turn.versions.get(incident.id, 0)
                 continue
             if done is None:
@@ -130,9 +131,11 @@ class Desk:
         standing.next_try = turn.now + wait
         turn.box.save_standing(standing)
         if first_off:
-            turn.say(f"receiver {self.spec.name} cannot be told ({failure.reason}): "
-                     f"{advice(failure.reason, self.spec.channel)}. Nothing is lost: it is tried again every "
-                     f"{RARELY / 60:.0f} minutes.")
+            turn.say(
+                f"receiver {self.spec.name} cannot be told ({failure.reason}): "
+                f"{advice(failure.reason, self.spec.channel)}. Nothing is lost: it is tried again every "
+                f"{RARELY / 60:.0f} minutes."
+            )
         return True
 
     def _recovered(self, turn: Turn) -> None:
@@ -150,8 +153,11 @@ class Desk:
         urgent = story.stage(turn.log, incident) in story.NEEDS_YOU
         if root.state == "stormed" and not urgent:
             return True
-        recent = turn.box.items(self.spec.name, "key = 'root' AND incident NOT LIKE '@%' AND state != 'stormed' "
-                                "AND MAX(told_at, until) > ?", turn.now - STORM_WINDOW)
+        recent = turn.box.items(
+            self.spec.name,
+            "key = 'root' AND incident NOT LIKE '@%' AND state != 'stormed' AND MAX(told_at, until) > ?",
+            turn.now - STORM_WINDOW,
+        )
         if len(recent) < (STORM_URGENT if urgent else STORM_ROOTS):
             root.state, root.digest, root.told_at = "due", "", 0.0
             return False

@@ -13,15 +13,23 @@ from pathlib import Path
 from guard.incidents import IncidentLog, plot, read_journal
 from guard.notify import render
 
-_TIMEOUT = 60.0    # [s]
+_TIMEOUT = 60.0  # [s]
 
 
 def make_in_subprocess(run_dir: Path, incident: str) -> Path | None:
-    """Makes ``evidence/<incident>/plot.png`` and ``report.md``; the picture's path, or None if it could not be drawn."""
+    """Makes ``evidence/<incident>/plot.png`` and ``report.md``; the picture's path, or None if it could not be
+    drawn.
+    """
     target = run_dir / "evidence" / incident / "plot.png"
     try:
-        subprocess.run([sys.executable, "-m", "guard.notify.evidence", str(run_dir), incident], timeout=_TIMEOUT, check=True,
-                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "guard.notify.evidence", str(run_dir), incident],
+            timeout=_TIMEOUT,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return target if target.exists() else None

@@ -37,10 +37,26 @@ ADVICE = {
     "no_url": "the webhook's address is empty; set it",
 }
 _PERHAPS_DONE = frozenset({"fatal_error", "internal_error", "service_unavailable", "request_timeout"})
-_MESSAGE = frozenset({"invalid_blocks", "invalid_blocks_format", "msg_too_long", "msg_blocks_too_long", "no_text",
-                      "invalid_arguments", "invalid_array_arg", "invalid_form_data", "invalid_payload", "invalid_json",
-                      "invalid_attachments", "slack_file_not_found", "metadata_too_large", "invalid_metadata_format",
-                      "invalid_metadata_schema", "too_many_attachments"})
+_MESSAGE = frozenset(
+    {
+        "invalid_blocks",
+        "invalid_blocks_format",
+        "msg_too_long",
+        "msg_blocks_too_long",
+        "no_text",
+        "invalid_arguments",
+        "invalid_array_arg",
+        "invalid_form_data",
+        "invalid_payload",
+        "invalid_json",
+        "invalid_attachments",
+        "slack_file_not_found",
+        "metadata_too_large",
+        "invalid_metadata_format",
+        "invalid_metadata_schema",
+        "too_many_attachments",
+    }
+)
 _GONE = frozenset({"message_not_found", "thread_not_found"})
 
 

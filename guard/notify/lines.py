@@ -32,9 +32,15 @@ class LineDesk(Desk):
             return True
         worse = stage in story.NEEDS_YOU or (stage == "verifying" and story.escalated(incident, -1))
         severity = story.severity(turn.log, [incident, *story.attached(turn.log, incident)])
-        facts = {"incident": incident.id, "policy": incident.policy, "detector": incident.detector,
-                 "status": incident.status, "severity": severity, "count": incident.count,
-                 "mention": self.spec.mention if worse else None}
+        facts = {
+            "incident": incident.id,
+            "policy": incident.policy,
+            "detector": incident.detector,
+            "status": incident.status,
+            "severity": severity,
+            "count": incident.count,
+            "mention": self.spec.mention if worse else None,
+        }
         self._send(turn, item, render.root(turn.log, incident), state, facts)
         return True
 
@@ -63,8 +69,11 @@ class LineDesk(Desk):
         if self.spec.type == "console":
             put_on_console(message)
             return
-        body = webhook.slack_body(message, facts["mention"]) if self.spec.type == "slack" else \
-            webhook.json_body(message, {**facts, "key": key})
+        body = (
+            webhook.slack_body(message, facts["mention"])
+            if self.spec.type == "slack"
+            else webhook.json_body(message, {**facts, "key": key})
+        )
         webhook.post(self.spec, body, key, lambda: turn.pace.left(self.spec.timeout))
 
 

@@ -101,8 +101,9 @@ class Outbox:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._db = sqlite3.connect(str(path) if path else ":memory:", timeout=_LOCK_WAIT, isolation_level=None,
-                                   check_same_thread=False)
+        self._db = sqlite3.connect(
+            str(path) if path else ":memory:", timeout=_LOCK_WAIT, isolation_level=None, check_same_thread=False
+        )
         self._lock = threading.RLock()
         self.path = path
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -149,14 +150,17 @@ class Outbox:
     def item(self, receiver: str, incident: str, key: str) -> Item:
         """The row, or a new one that is not saved yet."""
         with self._lock:
-            row = self._db.execute("SELECT * FROM items WHERE receiver = ? AND incident = ? AND key = ?",
-                                   (receiver, incident, key)).fetchone()
+            row = self._db.execute(
+                "SELECT * FROM items WHERE receiver = ? AND incident = ? AND key = ?", (receiver, incident, key)
+            ).fetchone()
         return Item(*row) if row else Item(receiver, incident, key)
 
     def items(self, receiver: str, where: str = "1", *args: object) -> list[Item]:
         with self._lock:
-            return [Item(*row) for row in self._db.execute(
-                f"SELECT * FROM items WHERE receiver = ? AND {where}", (receiver, *args))]
+            return [
+                Item(*row)
+                for row in self._db.execute(f"SELECT * FROM items WHERE receiver = ? AND {where}", (receiver, *args))
+            ]
 
     def save(self, item: Item) -> None:
         with self._write():
@@ -189,8 +193,9 @@ class Outbox:
     def _put(self, table: str, kind: type, row: object) -> None:
         names = [f.name for f in fields(kind)]
         marks = ", ".join("?" * len(names))
-        self._db.execute(f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({marks})",
-                         [getattr(row, n) for n in names])
+        self._db.execute(
+            f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({marks})", [getattr(row, n) for n in names]
+        )
 
     def close(self) -> None:
         with self._lock:

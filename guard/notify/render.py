@@ -14,8 +14,16 @@ from guard.notify.message import Message, Reply
 from guard.notify.words import clean, count, cut, escape, fault, number, sentence, utc
 from guard.types import Incident
 
-EMOJI = {"firing": "🟡", "verifying": "🟡", "resolved": "🟢", "exhausted": "🔴", "stopped": "🔴", "crashed": "🔴",
-         "over": "⚪", "observed": "🔵"}
+EMOJI = {
+    "firing": "🟡",
+    "verifying": "🟡",
+    "resolved": "🟢",
+    "exhausted": "🔴",
+    "stopped": "🔴",
+    "crashed": "🔴",
+    "over": "⚪",
+    "observed": "🔵",
+}
 
 
 def root(log: IncidentLog, incident: Incident) -> Message:
@@ -26,18 +34,30 @@ def root(log: IncidentLog, incident: Incident) -> Message:
     first = cut(story.first_line(log, incident), 140)
     run = clean(log.run.get("run") or "this run", 80)
     headline = f"{severity.capitalize()} · {fault(incident.detector)} · run {run}"
-    sections = [("What happened", story.what_happened(incident)),
-                ("Where it began", story.where_it_began(incident)),
-                ("What the guard would have done" if incident.status == "observed" else "What the guard did",
-                 story.what_was_done(incident)),
-                ("Did it help?", story.did_it_help(log, incident)),
-                ("Seen at the same time", "\n".join(f"• {_told_with(i)}" for i in also[:6]) +
-                 (f"\n… and {len(also) - 6} more" if len(also) > 6 else "")),
-                ("Still in force", "\n".join(f"• {s}" for s in story.standing(incident)[-4:]))]
+    sections = [
+        ("What happened", story.what_happened(incident)),
+        ("Where it began", story.where_it_began(incident)),
+        (
+            "What the guard would have done" if incident.status == "observed" else "What the guard did",
+            story.what_was_done(incident),
+        ),
+        ("Did it help?", story.did_it_help(log, incident)),
+        (
+            "Seen at the same time",
+            "\n".join(f"• {_told_with(i)}" for i in also[:6])
+            + (f"\n… and {len(also) - 6} more" if len(also) > 6 else ""),
+        ),
+        ("Still in force", "\n".join(f"• {s}" for s in story.standing(incident)[-4:])),
+    ]
     kept = tuple((title, body) for title, body in sections if body)
     shown, command = _fields(log, incident), f"guard show {run_dir(log)} {shlex.quote(clean(incident.id, 80))}"
-    body = [blocks.header(f"{emoji} {first}"), blocks.section("", headline), blocks.fields(shown, incident.opened_at),
-            *(blocks.section(title, text) for title, text in kept), blocks.code("Next, type", command)]
+    body = [
+        blocks.header(f"{emoji} {first}"),
+        blocks.section("", headline),
+        blocks.fields(shown, incident.opened_at),
+        *(blocks.section(title, text) for title, text in kept),
+        blocks.code("Next, type", command),
+    ]
     return Message(f"{emoji} {first} ({headline})", blocks.bounded(body), first, headline, shown, kept, command)
 
 
@@ -51,11 +71,14 @@ def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
         # Somebody is woken by the latest turn for the worse, not by those before it; a stop is told by the ending.
         latest = i == len(incident.attempts) - 1 and not any(r.type == "stop" for r in attempt.results)
         waking = escalated and latest and now in ("firing", "verifying")
-        line = story.attempt_line(incident, type(attempt)(attempt.rung, attempt.tick, attempt.step, attempt.results,
-                                                          attempt.unavailable))
+        line = story.attempt_line(
+            incident, type(attempt)(attempt.rung, attempt.tick, attempt.step, attempt.results, attempt.unavailable)
+        )
         events.append((attempt.tick, Reply(f"attempt:{i}", before + line, waking)))
-    events += [(i.opened_tick, Reply(f"attached:{i.id}", f"Seen at the same time: {_told_with(i)}"))
-               for i in story.attached(log, incident)]
+    events += [
+        (i.opened_tick, Reply(f"attached:{i.id}", f"Seen at the same time: {_told_with(i)}"))
+        for i in story.attached(log, incident)
+    ]
     events.sort(key=lambda event: event[0])
     return [reply for _, reply in events] + _ending(log, incident)
 
@@ -72,8 +95,9 @@ def _ending(log: IncidentLog, incident: Incident) -> list[Reply]:
             return [Reply(f"closed:{now}", text, now in story.NEEDS_YOU)]
         case "over" | "crashed":
             over = Reply("over", "Run over before a verdict: whether it would have helped is not known.")
-            return ([over] if now == "over" or incident.status == "ended" else []) + \
-                ([crashed] if now == "crashed" else [])
+            return ([over] if now == "over" or incident.status == "ended" else []) + (
+                [crashed] if now == "crashed" else []
+            )
         case "observed" if incident.closed_tick is not None:
             return [Reply("closed:observed", f"No longer seen, after {count(incident.count, 'time')}.")]
     return []
@@ -86,10 +110,21 @@ def storm(log: IncidentLog, incidents: list[Incident], since: float) -> Message:
     lines = [f"• {fault(i.detector)} at step {number(i.opened_step)} ({clean(i.id, 60)})" for i in incidents[-5:]]
     body = f"Since {utc(since)}. The latest:\n" + "\n".join(lines)
     command = f"guard incidents {run_dir(log)}"
-    parts = [blocks.header(f"🟡 {first}"), blocks.section("", f"run {run}"), blocks.section("", body),
-             blocks.code("To see all of them, type", command)]
-    return Message(f"🟡 {first} (run {run})", blocks.bounded(parts), first, f"run {run}",
-                   sections=(("Too many at once", body),), command=command, count=len(incidents))
+    parts = [
+        blocks.header(f"🟡 {first}"),
+        blocks.section("", f"run {run}"),
+        blocks.section("", body),
+        blocks.code("To see all of them, type", command),
+    ]
+    return Message(
+        f"🟡 {first} (run {run})",
+        blocks.bounded(parts),
+        first,
+        f"run {run}",
+        sections=(("Too many at once", body),),
+        command=command,
+        count=len(incidents),
+    )
 
 
 def to_terminal(message: Message, width: int = 88) -> str:
@@ -117,8 +152,14 @@ def run_dir(log: IncidentLog) -> str:
 
 def _fields(log: IncidentLog, incident: Incident) -> tuple[tuple[str, str], ...]:
     run = log.run
-    pairs = [("Run", run.get("run")), ("Host", run.get("host")), ("Rank", run.get("rank")),
-             ("Step", number(incident.opened_step)), ("Time", utc(incident.opened_at)), ("Policy", incident.policy)]
+    pairs = [
+        ("Run", run.get("run")),
+        ("Host", run.get("host")),
+        ("Rank", run.get("rank")),
+        ("Step", number(incident.opened_step)),
+        ("Time", utc(incident.opened_at)),
+        ("Policy", incident.policy),
+    ]
     return tuple((label, clean(value, 120)) for label, value in pairs if value is not None)
 
 

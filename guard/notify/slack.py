@@ -35,19 +35,45 @@ class Slack:
     def __init__(self, spec: ReceiverSpec, timeout: Callable[[], float]) -> None:
         self._spec, self._timeout = spec, timeout
 
-    def post(self, channel: str, text: str, *, key: str, blocks: list[dict[str, Any]] | None = None,
-             thread: str | None = None, broadcast: bool = False) -> tuple[str, str]:
+    def post(
+        self,
+        channel: str,
+        text: str,
+        *,
+        key: str,
+        blocks: list[dict[str, Any]] | None = None,
+        thread: str | None = None,
+        broadcast: bool = False,
+    ) -> tuple[str, str]:
         """Posts a message; returns channel ID and ts."""
         extra = {"thread_ts": thread, "reply_broadcast": broadcast} if thread else {}
-        answer = self.call("chat.postMessage", json={
-            "channel": channel, "text": text, **({"blocks": blocks} if blocks else {}), **extra, **_QUIET,
-            "metadata": _metadata(key)})
+        answer = self.call(
+            "chat.postMessage",
+            json={
+                "channel": channel,
+                "text": text,
+                **({"blocks": blocks} if blocks else {}),
+                **extra,
+                **_QUIET,
+                "metadata": _metadata(key),
+            },
+        )
         return str(answer.get("channel") or channel), str(answer.get("ts") or "")
 
     def update(self, channel: str, ts: str, text: str, *, key: str, blocks: list[dict[str, Any]] | None = None) -> None:
         """Replaces a message; without blocks it becomes plain text."""
-        self.call("chat.update", json={"channel": channel, "ts": ts, "text": text, "blocks": blocks or [],
-                                       "parse": "none", "link_names": False, "metadata": _metadata(key)})
+        self.call(
+            "chat.update",
+            json={
+                "channel": channel,
+                "ts": ts,
+                "text": text,
+                "blocks": blocks or [],
+                "parse": "none",
+                "link_names": False,
+                "metadata": _metadata(key),
+            },
+        )
 
     def find(self, channel: str, since: float, until: float, thread: str | None = None) -> dict[str, str]:
         """Our messages by their key -> ts: in a channel between two times, or in a thread."""
@@ -56,9 +82,17 @@ class Slack:
         found: dict[str, str] = {}
         cursor = ""
         for _ in range(_PAGES):
-            answer = self.call(method, params={"channel": channel, "limit": 200, "inclusive": "true",
-                                               "include_all_metadata": "true", **window,
-                                               **({"cursor": cursor} if cursor else {})})
+            answer = self.call(
+                method,
+                params={
+                    "channel": channel,
+                    "limit": 200,
+                    "inclusive": "true",
+                    "include_all_metadata": "true",
+                    **window,
+                    **({"cursor": cursor} if cursor else {}),
+                },
+            )
             for message in answer.get("messages") or []:
                 metadata = message.get("metadata") or {}
                 if metadata.get("event_type") == EVENT:
@@ -82,8 +116,15 @@ class Slack:
         # The bot's own channels, not the workspace's: shorter, and it says at once whether the bot was invited.
         cursor = ""
         for _ in range(_PAGES):
-            answer = self.call("users.conversations", params={"types": types, "limit": 200, "exclude_archived": "true",
-                                                              **({"cursor": cursor} if cursor else {})})
+            answer = self.call(
+                "users.conversations",
+                params={
+                    "types": types,
+                    "limit": 200,
+                    "exclude_archived": "true",
+                    **({"cursor": cursor} if cursor else {}),
+                },
+            )
             for found in answer.get("channels") or []:
                 if channel.lstrip("#") in (found.get("name"), found.get("id")):
                     return str(found.get("id"))
@@ -100,12 +141,14 @@ class Slack:
             raise Failure("message", f"plot not readable: {error.strerror}") from None
         if not 0 < len(data) <= _MAX_PLOT:
             raise Failure("message", "plot empty or too large")
-        place = self.call("files.getUploadURLExternal",
-                          params={"filename": path.name, "length": len(data), "alt_txt": title})
+        place = self.call(
+            "files.getUploadURLExternal", params={"filename": path.name, "length": len(data), "alt_txt": title}
+        )
         timeout = self._timeout()
         try:
-            request = urllib.request.Request(str(place["upload_url"]), data=data, method="POST",
-                                             headers={"Content-Type": "application/octet-stream"})
+            request = urllib.request.Request(
+                str(place["upload_url"]), data=data, method="POST", headers={"Content-Type": "application/octet-stream"}
+            )
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 answer.read(4096)
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no plot

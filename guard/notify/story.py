@@ -49,8 +49,11 @@ def groups(log: IncidentLog) -> dict[str, list[Incident]]:
 
 
 def attached(log: IncidentLog, incident: Incident) -> list[Incident]:
-    return [i for i in log.incidents.values() if i.evidence.get("attached_to") and i.id != incident.id
-            and owner(log, i).id == incident.id]
+    return [
+        i
+        for i in log.incidents.values()
+        if i.evidence.get("attached_to") and i.id != incident.id and owner(log, i).id == incident.id
+    ]
 
 
 def severity(log: IncidentLog, together: Sequence[Incident]) -> Severity:
@@ -85,8 +88,11 @@ def first_line(log: IncidentLog, incident: Incident) -> str:
     what = fault(incident.detector)
     match stage(log, incident):
         case "resolved":
-            return f"No action needed: repaired, {lost(incident)}" if incident.attempts else \
-                f"No action needed: {what} passed by itself"
+            return (
+                f"No action needed: repaired, {lost(incident)}"
+                if incident.attempts
+                else f"No action needed: {what} passed by itself"
+            )
         case "stopped" if incident.policy == "person":
             return f"No action needed: stopped, {clean(detection(incident).get('message'))}"
         case "stopped":
@@ -117,8 +123,11 @@ def what_happened(incident: Incident) -> str:
     lines = [sentence(clean(d.get("message") or fault(incident.detector)))]
     if d.get("signal") and d.get("value") is not None:
         measured = f"{sentence(signal(d['signal']))[:-1]}: {number(d['value'])}"
-        extras = [f"{label} {number(d[key])}" for key, label in (("threshold", "limit"), ("baseline", "usual"))
-                  if math.isfinite(as_float(d.get(key)))]
+        extras = [
+            f"{label} {number(d[key])}"
+            for key, label in (("threshold", "limit"), ("baseline", "usual"))
+            if math.isfinite(as_float(d.get(key)))
+        ]
         lines.append(" · ".join([measured, *extras]))
     if incident.count > 1:
         lines.append(f"Seen {number(incident.count)} times{'' if incident.ended else ' so far'}.")
@@ -130,8 +139,11 @@ def where_it_began(incident: Incident) -> str:
     lines = []
     if isinstance(since, int):
         before = incident.opened_tick - since
-        lines.append(f"At step {number(incident.opened_step)}, the same step in which it was seen." if before <= 0 else
-                     sentence(f"{_step_at(incident, since)}{count(before, 'step')} before it was seen"))
+        lines.append(
+            f"At step {number(incident.opened_step)}, the same step in which it was seen."
+            if before <= 0
+            else sentence(f"{_step_at(incident, since)}{count(before, 'step')} before it was seen")
+        )
     if incident.cause:
         lines.append(f"Cause: {clean(incident.cause).rstrip('.')}.")
     return "\n".join(lines)

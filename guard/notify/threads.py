@@ -74,8 +74,11 @@ class ThreadDesk(Desk):
         message = render.root(log, incident)
         digests = {_digest(message, image) for image in images}
         current = root.state == "gone" or (root.state == "told" and root.digest in digests)
-        missing = [r.key for r in render.replies(log, incident)
-                   if r.key not in rows or rows[r.key].state not in ("told", "dropped")]
+        missing = [
+            r.key
+            for r in render.replies(log, incident)
+            if r.key not in rows or rows[r.key].state not in ("told", "dropped")
+        ]
         return missing if current else ["root", *missing]
 
     def tell_storm(self, turn: Turn, item: Item, message: Message) -> None:
@@ -162,8 +165,9 @@ class ThreadDesk(Desk):
 
     # ---- sending
 
-    def _post(self, turn: Turn, item: Item, forms: Forms, digest: str, root: Item | None = None, *,
-              broadcast: bool = False) -> None:
+    def _post(
+        self, turn: Turn, item: Item, forms: Forms, digest: str, root: Item | None = None, *, broadcast: bool = False
+    ) -> None:
         """Posts it; looks first whether it is there already if an earlier try may have succeeded."""
         key = self._key(turn, item)
         channel = root.channel if root else self._channel(turn)
@@ -175,8 +179,9 @@ class ThreadDesk(Desk):
             turn.pace.wait(self._pace_key)
             turn.box.sending(item, turn.now)
             try:
-                item.channel, item.ts = self._slack(turn).post(channel, text, key=key, blocks=body,
-                                                               thread=root.ts if root else None, broadcast=broadcast)
+                item.channel, item.ts = self._slack(turn).post(
+                    channel, text, key=key, blocks=body, thread=root.ts if root else None, broadcast=broadcast
+                )
             except Failure as failure:
                 if failure.kind == "message" and i + 1 < len(forms):
                     continue
@@ -221,8 +226,11 @@ class ThreadDesk(Desk):
                 return False
             if failure.reason not in _CANNOT_LOOK:
                 raise self.item_failed(turn, item, failure, looking=True) from None
-            self._say_once(turn, f"cannot look for a message whose reply was lost ({failure.reason}), so it may be "
-                                 f"told twice: {advice(failure.reason, self.spec.channel)}")
+            self._say_once(
+                turn,
+                f"cannot look for a message whose reply was lost ({failure.reason}), so it may be "
+                f"told twice: {advice(failure.reason, self.spec.channel)}",
+            )
             return False
         if ts is None:
             self.looked.add(item.incident)
@@ -242,8 +250,9 @@ class ThreadDesk(Desk):
             why = failure.reason
         except Exception as error:  # noqa: BLE001 - drawing is somebody else's code, and a picture is not worth a message
             why = type(error).__name__
-        self._say_once(turn, f"told without a plot ({why})" +
-                       (f": {advice(why, None)}" if why == "missing_scope" else ""))
+        self._say_once(
+            turn, f"told without a plot ({why})" + (f": {advice(why, None)}" if why == "missing_scope" else "")
+        )
         return ""
 
     # ---- small things

@@ -22,8 +22,15 @@ def slack_body(message: Message, mention: str | None) -> dict[str, Any]:
 
 def json_body(message: Message, facts: dict[str, Any]) -> dict[str, Any]:
     """For anything that reads JSON: the message in plain text, and the facts beside it."""
-    return {"text": message.text, "first_line": message.first_line, "headline": message.headline,
-            "fields": dict(message.fields), "sections": dict(message.sections), "command": message.command, **facts}
+    return {
+        "text": message.text,
+        "first_line": message.first_line,
+        "headline": message.headline,
+        "fields": dict(message.fields),
+        "sections": dict(message.sections),
+        "command": message.command,
+        **facts,
+    }
 
 
 def post(spec: ReceiverSpec, body: dict[str, Any], key: str, timeout: Callable[[], float]) -> None:
@@ -33,8 +40,12 @@ def post(spec: ReceiverSpec, body: dict[str, Any], key: str, timeout: Callable[[
         raise Failure("off", "no_url")
     seconds = timeout()
     try:
-        request = urllib.request.Request(url, data=json.dumps(body).encode(), method="POST", headers={
-            "Content-Type": "application/json", "User-Agent": "training-guard", "Idempotency-Key": key})
+        request = urllib.request.Request(
+            url,
+            data=json.dumps(body).encode(),
+            method="POST",
+            headers={"Content-Type": "application/json", "User-Agent": "training-guard", "Idempotency-Key": key},
+        )
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             answer.read(4096)
     except urllib.error.HTTPError as error:

@@ -12,10 +12,17 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SHOUT = re.compile(r"@(?=(channel|here|everyone)\b)", re.IGNORECASE)
 
 SIGNALS = {"grad_norm": "global gradient norm", "lr": "learning rate", "lr_effective": "effective learning rate"}
-FAULTS = {"non_finite": "NaN or Inf in loss or gradients", "grad_explosion": "exploding gradients",
-          "grad_vanishing": "vanishing gradients", "update_ratio": "update-to-weight ratio out of range",
-          "weights": "weights out of range", "threshold": "a value past its limit", "hang": "no progress",
-          "oscillation": "oscillating loss", "dead_parameters": "parameters without gradient"}
+FAULTS = {
+    "non_finite": "NaN or Inf in loss or gradients",
+    "grad_explosion": "exploding gradients",
+    "grad_vanishing": "vanishing gradients",
+    "update_ratio": "update-to-weight ratio out of range",
+    "weights": "weights out of range",
+    "threshold": "a value past its limit",
+    "hang": "no progress",
+    "oscillation": "oscillating loss",
+    "dead_parameters": "parameters without gradient",
+}
 
 
 def clean(text: object, limit: int = 600) -> str:

@@ -8,5 +8,23 @@ from guard.policy.references import SecretRef
 from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
 from guard.policy.triggers import All, Any, Leaf, Trigger, leaves
 
-__all__ = ["ActionSpec", "All", "Any", "Checkpoints", "Disk", "Leaf", "Limits", "Policy", "PolicySet", "Receiver",
-           "SecretRef", "Trigger", "dump", "explain", "json_schema", "leaves", "load", "parse"]
+__all__ = [
+    "ActionSpec",
+    "All",
+    "Any",
+    "Checkpoints",
+    "Disk",
+    "Leaf",
+    "Limits",
+    "Policy",
+    "PolicySet",
+    "Receiver",
+    "SecretRef",
+    "Trigger",
+    "dump",
+    "explain",
+    "json_schema",
+    "leaves",
+    "load",
+    "parse",
+]

@@ -37,8 +37,9 @@ class Builder(Validator):
     def policy_set(self, root: Node, name: str) -> PolicySet | None:
         if self.mapping(root) is None:
             return None
-        done = self._parts(root, {
-            "checkpoints": self._checkpoints, "policies": self._policies, "receivers": self._receivers})
+        done = self._parts(
+            root, {"checkpoints": self._checkpoints, "policies": self._policies, "receivers": self._receivers}
+        )
         if "name" not in root.value:
             done["name"] = name
         return self.model(PolicySet, root, SET_KEYS, done=done, leave_out={"extends"})
@@ -79,10 +80,20 @@ class Builder(Validator):
         if children is None:
             return None
         if "attempts" in children and "actions" in children:
-            self.note(children["actions"], "a policy has 'attempts' (a ladder) or 'actions' (which repeat), not both",
-                      at_key=True)
-        done = self._parts(node, {"trigger": self._trigger, "limits": lambda limits: self.model(Limits, limits),
-                                  "attempts": self._attempts, "actions": self._rung})
+            self.note(
+                children["actions"],
+                "a policy has 'attempts' (a ladder) or 'actions' (which repeat), not both",
+                at_key=True,
+            )
+        done = self._parts(
+            node,
+            {
+                "trigger": self._trigger,
+                "limits": lambda limits: self.model(Limits, limits),
+                "attempts": self._attempts,
+                "actions": self._rung,
+            },
+        )
         if "actions" in done:
             rung = done.pop("actions")
             done |= {"attempts": rung if rung is BROKEN else (rung,) if rung else (), "repeats": bool(rung)}
@@ -94,8 +105,11 @@ class Builder(Validator):
             return None
         given = [key for key in ("type", "all", "any") if key in children]
         if len(given) != 1 or (given[0] != "type" and len(children) > 1):
-            self.note(node, "a trigger is {type: DETECTOR, ...its parameters}, {all: [...]} or {any: [...]}; "
-                            f"found {', '.join(map(repr, children)) or 'an empty mapping'}")
+            self.note(
+                node,
+                "a trigger is {type: DETECTOR, ...its parameters}, {all: [...]} or {any: [...]}; "
+                f"found {', '.join(map(repr, children)) or 'an empty mapping'}",
+            )
             return None
         if given[0] == "type":
             found = self._plug_in(DETECTORS, node)
@@ -133,7 +147,7 @@ class Builder(Validator):
             return None
         try:
             return ActionSpec(type=found[0].name, action=found[0](found[1]))
-        except ValueError as error:   # a plug-in may look at its parameters once more
+        except ValueError as error:  # a plug-in may look at its parameters once more
             self.note(node, str(error))
             return None
 
@@ -181,8 +195,11 @@ class Builder(Validator):
             self.note(children["type"], f"the {registry.kind} {name!r} cannot be loaded: {registry.failed[name]}")
             return None
         if cls is None:
-            found = unknown(registry.kind, children["type"].value, registry) if isinstance(name, str) else (
-                f"found {kind(name)}; allowed: {', '.join(registry)}")
+            found = (
+                unknown(registry.kind, children["type"].value, registry)
+                if isinstance(name, str)
+                else (f"found {kind(name)}; allowed: {', '.join(registry)}")
+            )
             self.note(children["type"], found)
             return None
 

@@ -26,7 +26,7 @@ def dump(policies: PolicySet) -> str:
         document["mode"] = policies.mode
     document["checkpoints"] = _plain(policies.checkpoints)
     if isinstance(every := policies.checkpoints.disk and policies.checkpoints.disk.every, float):
-        document["checkpoints"]["disk"]["every"] = f"{Decimal(repr(every)):f} s"   # a bare number would be steps
+        document["checkpoints"]["disk"]["every"] = f"{Decimal(repr(every)):f} s"  # a bare number would be steps
     document["policies"] = [_policy(policy) for policy in policies.policies]
     document["receivers"] = {name: _receiver(receiver) for name, receiver in policies.receivers.items()}
     yaml: Any = YAML(typ="safe", pure=True)

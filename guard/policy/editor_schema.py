@@ -64,7 +64,7 @@ def _define(definitions: Schema, name: str, model: type[BaseModel], prefix: str 
 def _policy() -> Schema:
     """The model is what a policy becomes; a file may say `actions`, and an overlay may say only what it changes."""
     schema = Policy.model_json_schema()
-    del schema["$defs"]   # a file does not say what the models inside say; what it does say is defined beside this
+    del schema["$defs"]  # a file does not say what the models inside say; what it does say is defined beside this
     ladder = _list_of(_list_of(_ref("Action"), minItems=1), description="The next one when one has failed.")
     repeated = _list_of(_ref("Action"), description="Taken at every firing, within the limits.")
     own = {key: value for key, value in schema["properties"].items() if key not in ("trigger", "attempts", "repeats")}
@@ -84,8 +84,15 @@ def _receivers() -> Schema:
 
 
 def _trigger(detectors: list[Schema]) -> Schema:
-    combined = [{"type": "object", "additionalProperties": False, "required": [key],
-                 "properties": {key: _list_of(_ref("Trigger"), minItems=1)}} for key in ("all", "any")]
+    combined = [
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "required": [key],
+            "properties": {key: _list_of(_ref("Trigger"), minItems=1)},
+        }
+        for key in ("all", "any")
+    ]
     return {"oneOf": [*detectors, *combined]}
 
 

@@ -22,7 +22,7 @@ NEVER = 1 << 62
 _SKIPS_IN_A_ROW = 3
 # Data that was bad when it was replayed may be a whole shard.
 _SHARD = 32
-_SEEN = 64    # windows of firings that are remembered
+_SEEN = 64  # windows of firings that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,9 @@ class _Candidate:
         return min((STRENGTH.get(a.type, OTHER) for a in self.actions), default=OTHER + 1)
 
 
-def advance(state: State, rules: Sequence[Policy], moment: Moment, fired: Mapping[int, Detection],
-            world: World) -> tuple[State, list[Event]]:
+def advance(
+    state: State, rules: Sequence[Policy], moment: Moment, fired: Mapping[int, Detection], world: World
+) -> tuple[State, list[Event]]:
     """One tick.
 
     Args:
@@ -241,8 +242,12 @@ def set_mode(state: State, rules: Sequence[Policy], mode: Mode, policy: str | No
     """A person's observe or enforce, for one policy or (None) for the whole run."""
     if policy is None:
         return replace(state, mode=mode)
-    return replace(state, policies=tuple(replace(p, mode=mode) if rule.name == policy else p
-                                         for rule, p in zip(rules, state.policies, strict=True)))
+    return replace(
+        state,
+        policies=tuple(
+            replace(p, mode=mode) if rule.name == policy else p for rule, p in zip(rules, state.policies, strict=True)
+        ),
+    )
 
 
 def end_all(state: State, rules: Sequence[Policy]) -> tuple[State, list[Event]]:
@@ -287,22 +292,42 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
     """The trigger is satisfied. What would this policy do about it, if it owned the tick?"""
     p, rule, now = t.policies[index], t.rules[index], t.moment
     observed = t.mode == "observe" or (p.mode or rule.mode) == "observe"
-    if p.open is not None and p.open.observed and not observed:    # a person wants it acted on from now on
+    if p.open is not None and p.open.observed and not observed:  # a person wants it acted on from now on
         t.events.append(_end(rule, p.open, "observed"))
         p = t.policies[index] = replace(p, open=None, closed=-NEVER)
     if p.open is None:
         if now.tick - p.closed < rule.limits.cooldown and detection.detector != "non_finite":
             return None
-        p = t.policies[index] = replace(p, open=Open(_incident_id(t.opened), now.tick, fired=now.tick, passed=now.step,
-                                                     seen=(now.position,), observed=observed))
+        p = t.policies[index] = replace(
+            p,
+            open=Open(
+                _incident_id(t.opened),
+                now.tick,
+                fired=now.tick,
+                passed=now.step,
+                seen=(now.position,),
+                observed=observed,
+            ),
+        )
         t.opened += 1
         assert p.open is not None
         if observed:
             t.events.append(Opened(p.open.id, rule, detection, observed=True))
             candidate = _candidate(t, index, 0, detection, escalated=False)
             if candidate.actions:
-                t.events.append(Attempted(p.open.id, rule, detection, candidate.rung, 0, False, candidate.actions,
-                                          candidate.unavailable, would=True))
+                t.events.append(
+                    Attempted(
+                        p.open.id,
+                        rule,
+                        detection,
+                        candidate.rung,
+                        0,
+                        False,
+                        candidate.actions,
+                        candidate.unavailable,
+                        would=True,
+                    )
+                )
             return None
         return _candidate(t, index, 0 if p.proven is None else p.proven, detection, escalated=False)
     o = replace(p.open, count=p.open.count + 1, passed=max(p.open.passed, now.step))
@@ -314,19 +339,19 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
         return None
     if escalated and p.proven is not None and p.open.rung == p.proven:
         t.policies[index] = replace(t.policies[index], proven=None, open=replace(o, fired=now.tick, reproduced=False))
-        rung = 0    # what worked last time did not: this fault is another, so the ladder starts at its foot
+        rung = 0  # what worked last time did not: this fault is another, so the ladder starts at its foot
     return _candidate(t, index, rung, detection, escalated=escalated)
 
 
 def _next_rung(rule: Policy, o: Open, now: Moment, furthest: int) -> tuple[int, bool, Open]:
     """Which attempt is due after this firing, and did the one before fail?
 
-    A fault on other data after a skip is no failure, as long as the run gets on: an in-place skip is followed by a quiet
-    tick, a rollback gets clearly past `furthest`, the furthest step at which the fault was seen before.
+    A fault on other data after a skip is no failure, as long as the run gets on: an in-place skip is followed by a
+    quiet tick, a rollback gets clearly past `furthest`, the furthest step at which the fault was seen before.
     """
     if o.rung < 0:
         return 0, False, o
-    if rule.repeats or o.attempted == now.tick:    # several optimizers may show one fault in one tick
+    if rule.repeats or o.attempted == now.tick:  # several optimizers may show one fault in one tick
         return o.rung, False, o
     rung = rule.attempts[o.rung]
     if _replays(rung) and now.position in o.seen:
@@ -366,7 +391,9 @@ def _candidate(t: _Tick, index: int, rung: int, detection: Detection, *, escalat
 
 
 def _in_place(rung: Sequence[ActionSpec], world: World) -> Sequence[ActionSpec]:
-    """A fault that reproduces on the same data with finite weights needs no rollback: leaving the step out is enough."""
+    """A fault that reproduces on the same data with finite weights needs no rollback: leaving the step out is
+    enough.
+    """
     if any(_skips_offending(a) for a in rung) and world.state_finite():
         return [ActionSpec.of("skip_step") if _skips_offending(a) else a for a in rung]
     return rung
@@ -379,15 +406,25 @@ def _own(t: _Tick, owner: _Candidate, detection: Detection) -> None:
     o = p.open
     if o.count == 1:
         t.events.append(Opened(o.id, rule, detection, observed=False))
-    if not owner.actions:    # a policy that only tells
+    if not owner.actions:  # a policy that only tells
         t.policies[owner.index] = replace(p, open=replace(o, attempted=now.tick))
         return
     repeat = o.repeat + 1 if owner.rung == o.rung else 0
-    t.events.append(Attempted(o.id, rule, detection, owner.rung, repeat, owner.escalated, owner.actions,
-                              owner.unavailable, would=False))
+    t.events.append(
+        Attempted(
+            o.id, rule, detection, owner.rung, repeat, owner.escalated, owner.actions, owner.unavailable, would=False
+        )
+    )
     assumed = o.reproduced or (o.rung < 0 and owner.rung == p.proven)
-    o = replace(o, rung=owner.rung, repeat=repeat, attempted=now.tick, position=now.position, reproduced=assumed,
-                went_back=any(a.type == "rollback" for a in owner.actions))
+    o = replace(
+        o,
+        rung=owner.rung,
+        repeat=repeat,
+        attempted=now.tick,
+        position=now.position,
+        reproduced=assumed,
+        went_back=any(a.type == "rollback" for a in owner.actions),
+    )
     t.policies[owner.index] = replace(p, open=o, attempts=(*_within(rule, p.attempts, now.tick), now.tick))
     if any(a.type == "stop" for a in owner.actions):
         t.events.append(Closed(o.id, rule, "stopped", o.count))
@@ -420,8 +457,13 @@ def _attach(t: _Tick, candidates: Sequence[int], fired: Mapping[int, Detection])
 
 def _due(rules: Sequence[Policy], policies: Sequence[PolicyState], now: Moment) -> int:
     """When must the engine look again, even if nothing fires?"""
-    return max(now.tick + 1, min((_quiet_until(rule, p.open) for rule, p in zip(rules, policies, strict=True)
-                                  if p.open is not None), default=NEVER))
+    return max(
+        now.tick + 1,
+        min(
+            (_quiet_until(rule, p.open) for rule, p in zip(rules, policies, strict=True) if p.open is not None),
+            default=NEVER,
+        ),
+    )
 
 
 def _budget_left(rule: Policy, p: PolicyState, tick: int) -> bool:

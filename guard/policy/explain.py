@@ -72,8 +72,11 @@ def _trigger(trigger: Trigger, *, inner: bool = False) -> str:
 def _fault(leaf: Leaf) -> str:
     """``loss spike (loss far above its recent robust baseline; threshold 8.0)``."""
     name, what = _page(leaf.type)
-    given = [f"{key} {getattr(leaf.params, key)}" for key in type(leaf.params).model_fields
-             if key in leaf.params.model_fields_set]
+    given = [
+        f"{key} {getattr(leaf.params, key)}"
+        for key in type(leaf.params).model_fields
+        if key in leaf.params.model_fields_set
+    ]
     details = "; ".join([*([what] if what else []), *([", ".join(given)] if given else [])])
     return f"{name} ({details})" if details else name
 
@@ -85,9 +88,11 @@ def _page(type_: str) -> tuple[str, str]:
 
 
 def _checkpoints(checkpoints: Checkpoints) -> str:
-    return (f"Checkpoints: {_every(checkpoints.every)} in memory, the last {checkpoints.keep} good ones in at most "
-            f"{checkpoints.memory * 100:g} % of free memory, good after {_steps(checkpoints.probation)} without a fault"
-            f"{_disk(checkpoints.disk)}.")
+    return (
+        f"Checkpoints: {_every(checkpoints.every)} in memory, the last {checkpoints.keep} good ones in at most "
+        f"{checkpoints.memory * 100:g} % of free memory, good after {_steps(checkpoints.probation)} without a fault"
+        f"{_disk(checkpoints.disk)}."
+    )
 
 
 def _disk(disk: Disk | None) -> str:

@@ -36,8 +36,10 @@ def find(source: str, beside: Path | None = None) -> Path:
         return (beside.parent if beside else Path()) / os.path.expanduser(source)  # noqa: PTH111 - as in build._path
     known = shipped()
     if source not in known:
-        raise Unreadable(f"no shipped policy is called {source!r}{nearest(source, known) or ';'} "
-                         f"shipped: {', '.join(known)}; a file is written with its ending, as in './{source}.yaml'")
+        raise Unreadable(
+            f"no shipped policy is called {source!r}{nearest(source, known) or ';'} "
+            f"shipped: {', '.join(known)}; a file is written with its ending, as in './{source}.yaml'"
+        )
     return known[source]
 
 
@@ -53,7 +55,7 @@ def read(path: Path) -> str:
         raise Unreadable("there is no such file") from None
     except IsADirectoryError:
         raise Unreadable("this is a folder; a policy is one YAML file") from None
-    except (OSError, ValueError) as error:   # ValueError: a zero byte in the name
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise Unreadable(f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if b"\0" in data:
         raise Unreadable("this is a binary file; a policy is YAML text in UTF-8")
@@ -61,5 +63,6 @@ def read(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Unreadable(f"this file is not UTF-8: line {line} holds the byte 0x{data[error.start]:02x}; "
-                         "save it as UTF-8") from None
+        raise Unreadable(
+            f"this file is not UTF-8: line {line} holds the byte 0x{data[error.start]:02x}; save it as UTF-8"
+        ) from None

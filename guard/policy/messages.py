@@ -51,7 +51,7 @@ def kind(value: Any) -> str:
 
 
 def shorten(text: str, limit: int = 40) -> str:
-    return text if len(text) <= limit else f"{text[:limit - 1]}…"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def show(node: Node) -> str:
@@ -144,5 +144,9 @@ def _free(node: Node, error: ErrorDetails) -> Problem:
 
 
 def _literals(errors: list[ErrorDetails]) -> list[str]:
-    return [name for error in errors if error["type"] == "literal_error"
-            for name in re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))]
+    return [
+        name
+        for error in errors
+        if error["type"] == "literal_error"
+        for name in re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
+    ]

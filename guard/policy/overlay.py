@@ -39,11 +39,16 @@ def _check_version(root: Node, problems: list[Problem]) -> None:
     version = root.value.get("version")
     if version is None:
         problems.append(root.place.problem(f"'version' is missing; write `version: {VERSION}` as the first line"))
-        root.value["version"] = Node(VERSION, root.place)   # said once, not again by what checks the whole
+        root.value["version"] = Node(VERSION, root.place)  # said once, not again by what checks the whole
     elif type(version.value) is int and version.value > VERSION:
         # What else this guard would find wrong may be right in that version.
-        raise PolicyError([version.place.problem(f"found version {show(version)}; this guard reads version {VERSION}: "
-                                                 "install a newer training-guard")])
+        raise PolicyError(
+            [
+                version.place.problem(
+                    f"found version {show(version)}; this guard reads version {VERSION}: install a newer training-guard"
+                )
+            ]
+        )
 
 
 def _base(extends: Node, problems: list[Problem], chain: tuple[Path, ...]) -> Node | None:
@@ -54,7 +59,7 @@ def _base(extends: Node, problems: list[Problem], chain: tuple[Path, ...]) -> No
     try:
         path = find(fill(extends.value), extends.place.file)
         if path.resolve() in chain:
-            names = " -> ".join(step.name for step in (*chain[chain.index(path.resolve()):], path))
+            names = " -> ".join(step.name for step in (*chain[chain.index(path.resolve()) :], path))
             raise Unreadable(f"these files extend each other: {names}; one of them must not")
         text = read(path)
     except (Unreadable, ValueError, OSError) as error:
@@ -70,6 +75,7 @@ def _base(extends: Node, problems: list[Problem], chain: tuple[Path, ...]) -> No
 
 def _alone(over: Node) -> Node:
     """What can be judged of a document whose base could not be read: all that is not a change to that base."""
+
     def stands(node: Node, key: str) -> bool:
         return not isinstance(node.value, dict) or key in node.value
 
@@ -118,9 +124,12 @@ def _policies(under: Node, over: Node, problems: list[Problem]) -> Node:
             # A second one of that name is a problem later.
             merged.append(_policy(merged[known[name]], item) if name in known else item)
         else:
-            problems.append(item.value["name"].place.problem(
-                f"the extended file has no policy {name!r} to change{nearest(name, known) or ';'} "
-                f"it has: {', '.join(known)}; a new policy needs a 'trigger'"))
+            problems.append(
+                item.value["name"].place.problem(
+                    f"the extended file has no policy {name!r} to change{nearest(name, known) or ';'} "
+                    f"it has: {', '.join(known)}; a new policy needs a 'trigger'"
+                )
+            )
     return replace(over, value=merged)
 
 
@@ -143,8 +152,12 @@ def _receivers(under: Node, over: Node, problems: list[Problem]) -> Node:
     merged = dict(under.value)
     for name, node in over.value.items():
         if node.value is None and name not in merged:
-            problems.append((node.key or node.place).problem(f"the extended file has no receiver {name!r} to drop"
-                            f"{nearest(name, merged) or ';'} it has: {', '.join(merged)}"))
+            problems.append(
+                (node.key or node.place).problem(
+                    f"the extended file has no receiver {name!r} to drop"
+                    f"{nearest(name, merged) or ';'} it has: {', '.join(merged)}"
+                )
+            )
         merged[name] = _keys(merged[name], node) if name in merged and _same_type(merged[name], node) else node
     return replace(over, value=merged)
 

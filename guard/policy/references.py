@@ -10,7 +10,8 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
 _REFERENCE = re.compile(
-    r"\$(?P<escaped>\$\{)|\$\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\$\{)", re.ASCII)
+    r"\$(?P<escaped>\$\{)|\$\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\$\{)", re.ASCII
+)
 _HOW = "a reference is written ${NAME} or ${NAME:-default}"
 HIDDEN = "***"
 
@@ -26,6 +27,7 @@ def fill(text: str) -> str:
     Raises:
         ValueError: a variable without default is not set, or a reference is not written rightly.
     """
+
     def value(match: re.Match[str]) -> str:
         if match["escaped"]:
             return "${"
@@ -104,7 +106,8 @@ class SecretRef:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls._validate, serialization=core_schema.plain_serializer_function_ser_schema(str))
+            cls._validate, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -165,8 +165,10 @@ class Policy(Model):
     @model_validator(mode="after")
     def _gate_never_waits(self) -> Policy:
         if self.for_ > 1 and any(leaf.type == "non_finite" for leaf in leaves(self.trigger)):
-            raise ValueError("'for' cannot be used with non_finite: one non-finite step is enough to lose the weights, "
-                             "so the gate never waits")
+            raise ValueError(
+                "'for' cannot be used with non_finite: one non-finite step is enough to lose the weights, "
+                "so the gate never waits"
+            )
         return self
 
 
@@ -209,8 +211,10 @@ class Receiver(Model):
         if self.type == "slack":
             given = [key for key in ("token", "token_file", "webhook_url") if getattr(self, key) is not None]
             if len(given) != 1:
-                raise ValueError("a slack receiver needs one of token, token_file and webhook_url; "
-                                 f"found {' and '.join(given) or 'none'}")
+                raise ValueError(
+                    "a slack receiver needs one of token, token_file and webhook_url; "
+                    f"found {' and '.join(given) or 'none'}"
+                )
             if not self.channel and self.webhook_url is None:
                 raise ValueError("a slack receiver with a token needs 'channel'")
         return self

@@ -12,11 +12,15 @@ from typing import Any
 
 from guard.errors import PolicyError, Problem
 
-DEEPEST = 40   # a policy needs 7 levels; Python's stack ends near 1000
+DEEPEST = 40  # a policy needs 7 levels; Python's stack ends near 1000
 
-_WORDS: dict[str, bool | None] = {"": None, "~": None, **dict.fromkeys(("null", "Null", "NULL")),
-                                  **dict.fromkeys(("true", "True", "TRUE"), True),
-                                  **dict.fromkeys(("false", "False", "FALSE"), False)}
+_WORDS: dict[str, bool | None] = {
+    "": None,
+    "~": None,
+    **dict.fromkeys(("null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 _INT = re.compile(r"[-+]?\d{1,300}|0o[0-7]{1,300}|0x[\da-fA-F]{1,300}", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -82,13 +86,23 @@ def _from_python(data: Any, path: str, problems: list[Problem]) -> Node:
     if isinstance(data, Mapping):
         wrong = [key for key in data if not isinstance(key, str)]
         problems.extend(place.problem(f"found the key {key!r}; keys are text") for key in wrong)
-        return Node({key: replace(_from_python(child, join(path, key), problems), key=Place(path=join(path, key)))
-                     for key, child in data.items() if isinstance(key, str)}, place)
+        return Node(
+            {
+                key: replace(_from_python(child, join(path, key), problems), key=Place(path=join(path, key)))
+                for key, child in data.items()
+                if isinstance(key, str)
+            },
+            place,
+        )
     if isinstance(data, (list, tuple)):
         return Node([_from_python(child, f"{path}[{i}]", problems) for i, child in enumerate(data)], place)
     if data is not None and not isinstance(data, (str, int, float)):
-        problems.append(place.problem(f"found a Python {type(data).__name__}; allowed are mappings, lists, text, "
-                                      "numbers, True, False and None"))
+        problems.append(
+            place.problem(
+                f"found a Python {type(data).__name__}; allowed are mappings, lists, text, "
+                "numbers, True, False and None"
+            )
+        )
     elif message := impossible(data):
         problems.append(place.problem(message))
     return Node(data, place)

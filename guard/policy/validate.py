@@ -56,9 +56,17 @@ class Validator:
         """`validate` for a model of the guard's own."""
         return self.validate(lambda data: model.model_validate(data, strict=True), node, allowed or keys(model), **how)
 
-    def validate(self, make: Callable[[dict[str, Any]], M], node: Node, allowed: Iterable[str], *, what: str = "key",
-                 done: Mapping[str, Any] | None = None, leave_out: Iterable[str] = (),
-                 raw: frozenset[str] = frozenset()) -> M | None:
+    def validate(
+        self,
+        make: Callable[[dict[str, Any]], M],
+        node: Node,
+        allowed: Iterable[str],
+        *,
+        what: str = "key",
+        done: Mapping[str, Any] | None = None,
+        leave_out: Iterable[str] = (),
+        raw: frozenset[str] = frozenset(),
+    ) -> M | None:
         """The model made from a mapping, or None if that has problems.
 
         Args:
@@ -76,15 +84,19 @@ class Validator:
         for key, child in children.items():
             if key not in names and key not in leave_out:
                 self.note(child, unknown(what, key, names), at_key=True)
-        ours = {key: child for key, child in children.items()
-                if key in names and key not in built and key not in leave_out}
+        ours = {
+            key: child for key, child in children.items() if key in names and key not in built and key not in leave_out
+        }
         data = built | {key: child.value if key in raw else self.filled(child) for key, child in ours.items()}
         broken = {key for key, value in data.items() if value is BROKEN}
         data = {key: value for key, value in data.items() if key not in broken}
         made, errors = _attempt(make, data, broken)
         # What a reference was filled with is text, until it turns out that a number is wanted.
-        numbers = {key: self.filled(ours[key], typed) for key in data.keys() & ours.keys() - raw
-                   if any(error["loc"][:1] == (key,) for error in errors)}
+        numbers = {
+            key: self.filled(ours[key], typed)
+            for key in data.keys() & ours.keys() - raw
+            if any(error["loc"][:1] == (key,) for error in errors)
+        }
         if any(numbers[key] != data[key] for key in numbers):
             made, errors = _attempt(make, data | numbers, broken)
         self.problems.extend(translate(node, errors, raw))
@@ -108,12 +120,13 @@ class Validator:
             return self.note(node, str(error))
 
 
-def _attempt(make: Callable[[dict[str, Any]], M], data: dict[str, Any],
-             broken: set[str]) -> tuple[M | None, list[ErrorDetails]]:
+def _attempt(
+    make: Callable[[dict[str, Any]], M], data: dict[str, Any], broken: set[str]
+) -> tuple[M | None, list[ErrorDetails]]:
     try:
         return make(data), []
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        if broken:   # what is missing for that reason is no mistake, and the whole cannot be judged
+        if broken:  # what is missing for that reason is no mistake, and the whole cannot be judged
             errors = [e for e in errors if e["loc"] and e["loc"][0] not in broken]
         return None, errors

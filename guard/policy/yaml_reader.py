@@ -14,7 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from guard.errors import PolicyError, Problem
 from guard.policy.tree import DEEPEST, Node, Place, impossible, join, typed
 
-_LARGEST = 10_000   # values once aliases are followed: a few lines of aliases of aliases can stand for billions
+_LARGEST = 10_000  # values once aliases are followed: a few lines of aliases of aliases can stand for billions
 
 
 def read_yaml(text: str, file: Path | None) -> Node:
@@ -31,7 +31,7 @@ def read_yaml(text: str, file: Path | None) -> Node:
     except MarkedYAMLError as error:
         mark, message = _syntax(error, text)
         raise PolicyError([Place(file, mark.line + 1, mark.column + 1).problem(message)]) from None
-    except (YAMLError, ValueError, OverflowError):   # what ruamel raises on characters that do not exist
+    except (YAMLError, ValueError, OverflowError):  # what ruamel raises on characters that do not exist
         raise PolicyError([_unprintable(text, start).problem("found a character that YAML does not allow")]) from None
     if root is None:
         raise PolicyError([start.problem("the file is empty; allowed: a mapping that starts with `version: 1`")])
@@ -115,7 +115,7 @@ class _Reader:
 
     def _key(self, event: Any, path: str, depth: int) -> tuple[str | None, Place]:
         if type(event).__name__ != "ScalarEvent":
-            self._node(event, path, depth + 1)   # read on behind it
+            self._node(event, path, depth + 1)  # read on behind it
             place = self._place(event, path)
             self.problems.append(place.problem("a key must be text"))
             return None, place
@@ -137,8 +137,12 @@ class _Reader:
         return Node(value, place)
 
 
-_OPEN = {"flow mapping": "{...}", "flow sequence": "[...]", "flow node": "[...] or {...}",
-         "quoted scalar": "quoted text"}
+_OPEN = {
+    "flow mapping": "{...}",
+    "flow sequence": "[...]",
+    "flow node": "[...] or {...}",
+    "quoted scalar": "quoted text",
+}
 
 
 def _syntax(error: MarkedYAMLError, text: str) -> tuple[Any, str]:
@@ -148,8 +152,10 @@ def _syntax(error: MarkedYAMLError, text: str) -> tuple[Any, str]:
     if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in problem:
         return mark, "found a tab; YAML is indented with spaces"
     if problem == "mapping values are not allowed here":
-        return mark, ("this is not YAML: found ': ' where no value can follow; "
-                      "quote text that holds ': ', and check the line above and the indentation")
+        return mark, (
+            "this is not YAML: found ': ' where no value can follow; "
+            "quote text that holds ': ', and check the line above and the indentation"
+        )
     if "<block end>" in problem:
         return mark, "this is not YAML: the line does not fit the lines above it; check the indentation"
     if "stream end" in problem or "end of stream" in problem:
@@ -160,8 +166,11 @@ def _syntax(error: MarkedYAMLError, text: str) -> tuple[Any, str]:
 
 def _unprintable(text: str, start: Place) -> Place:
     """Where the first character stands that ruamel's reader refuses."""
-    bad = re.search(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-                    r"|\\U(?!000|0010)[\da-fA-F]{8}", text)
+    bad = re.search(
+        r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+        r"|\\U(?!000|0010)[\da-fA-F]{8}",
+        text,
+    )
     if bad is None:
         return start
     before = text[: bad.start()]

@@ -12,15 +12,27 @@ from torch.nn.utils.rnn import PackedSequence
 
 from guard.signals.transfer import read
 
-_LOOKS = 8       # looks in a row that are told apart
-_CALLS = 8       # calls of one module in a forward pass that are told apart; of further ones nothing is noted
-_SLOPE = 0.01    # share of its largest slope below which a function is flat
+_LOOKS = 8  # looks in a row that are told apart
+_CALLS = 8  # calls of one module in a forward pass that are told apart; of further ones nothing is noted
+_SLOPE = 0.01  # share of its largest slope below which a function is flat
 
-_ALMOST_ZERO = 1e-6    # of smooth functions such as GELU
+_ALMOST_ZERO = 1e-6  # of smooth functions such as GELU
 
 _RELU = frozenset({"ReLU", "ReLU6", "ReLUSquaredActivation", "Hardswish"})
-_SMOOTH = frozenset({"GELU", "SiLU", "Mish", "Swish", "GELUActivation", "NewGELUActivation", "FastGELUActivation",
-                     "QuickGELUActivation", "SiLUActivation", "MishActivation"})
+_SMOOTH = frozenset(
+    {
+        "GELU",
+        "SiLU",
+        "Mish",
+        "Swish",
+        "GELUActivation",
+        "NewGELUActivation",
+        "FastGELUActivation",
+        "QuickGELUActivation",
+        "SiLUActivation",
+        "MishActivation",
+    }
+)
 # What is not flat, by the function's value y: slopes are y(1 - y) of sigmoid, 1 - y^2 of tanh, (1 - |y|)^2 of softsign.
 _SATURATING: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "Sigmoid": lambda y, _: y * (1 - y) >= 0.25 * _SLOPE,
@@ -54,7 +66,7 @@ def _not_zero(y: Tensor, _: Any) -> Tensor:
 
 
 def _not_almost_zero(y: Tensor, _: Any) -> Tensor:
-    return ~(y.abs() <= _ALMOST_ZERO)    # NaN is not dead
+    return ~(y.abs() <= _ALMOST_ZERO)  # NaN is not dead
 
 
 def _by_unit(lively: Tensor) -> list[Tensor]:
@@ -90,10 +102,10 @@ class Marks:
 
     def __init__(self) -> None:
         self.hooked = False
-        self._marks: dict[tuple[str, str], _Mark] = {}    # place, kind
-        self._idle: dict[tuple[str, str], list[Tensor]] = {}    # looks in a row, by unit
+        self._marks: dict[tuple[str, str], _Mark] = {}  # place, kind
+        self._idle: dict[tuple[str, str], list[Tensor]] = {}  # looks in a row, by unit
         self._calls: dict[str, int] = {}
-        self._outputs: set[str] = set()    # places whose output is the model's
+        self._outputs: set[str] = set()  # places whose output is the model's
 
     def forward_begins(self) -> None:
         self._calls.clear()
@@ -111,7 +123,7 @@ class Marks:
         if not isinstance(y, Tensor) or not y.requires_grad or not y.is_floating_point() or not y.numel():
             return
         if torch._C._current_graph_task_id() != -1 and (name, next(iter(kinds(module)))) in self._marks:
-            return    # a checkpoint computes it again during backward
+            return  # a checkpoint computes it again during backward
         call = self._calls[name] = self._calls.get(name, 0) + 1
         if call > _CALLS:
             return

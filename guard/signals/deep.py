@@ -27,11 +27,11 @@ from guard.signals.activations import Marks, kinds
 from guard.signals.gradients import values
 from guard.signals.transfer import read
 
-_SAMPLE = 2**18      # numbers of a tensor that are copied to see its update; of larger ones a regular sample
-_SMALL = 1_000_000   # floating-point numbers of a batch that is looked at in every tick
-_TENSORS = 64        # of a batch, at most
-_BATCHES = 256       # of a step, at most
-_IGNORED = -100      # torch's `ignore_index`
+_SAMPLE = 2**18  # numbers of a tensor that are copied to see its update; of larger ones a regular sample
+_SMALL = 1_000_000  # floating-point numbers of a batch that is looked at in every tick
+_TENSORS = 64  # of a batch, at most
+_BATCHES = 256  # of a step, at most
+_IGNORED = -100  # torch's `ignore_index`
 
 
 class Deep:
@@ -45,30 +45,37 @@ class Deep:
         clock: for `seconds`.
     """
 
-    def __init__(self, model: nn.Module, entries: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer],
-                 needs: Mapping[str, int], clock: Clock) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        entries: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        needs: Mapping[str, int],
+        clock: Clock,
+    ) -> None:
         self._model, self._entries, self._optimizers = model, entries, optimizers
         self._needs, self._clock = dict(needs), clock
         self._tick = 0
-        self._last = math.nan    # time
+        self._last = math.nan  # time
         self._before: _Before | None = None
-        self._training: bool | None = None    # is the model in training mode when it trains? None: not known yet
-        self._fed = False    # batches come from the feed
-        self._batches: list[_Batch] = []    # of this step, at most `_BATCHES`
-        self._late: _Batch | None = None    # a large one, for the case that the step turns out to be bad
+        self._training: bool | None = None  # is the model in training mode when it trains? None: not known yet
+        self._fed = False  # batches come from the feed
+        self._batches: list[_Batch] = []  # of this step, at most `_BATCHES`
+        self._late: _Batch | None = None  # a large one, for the case that the step turns out to be bad
         self._marks = Marks()
         self._armed = self._inside = False
-        self._standing: list[Callable[[], None]] = []    # undo what tells of a forward pass
-        self._passing: list[Callable[[], None]] = []     # and what was put on for this look
+        self._standing: list[Callable[[], None]] = []  # undo what tells of a forward pass
+        self._passing: list[Callable[[], None]] = []  # and what was put on for this look
         self._error: Exception | None = None
 
     # ---- what the guard calls
 
     def start(self) -> None:
         """Begins to watch; the first tick is one to look at."""
-        if "inputs" in self._needs or "activations" in self._needs:    # for good: a compiled model notices each change
-            self._standing = [_watch(_ENTRIES, m, self, m.register_forward_pre_hook(_enter, with_kwargs=True))
-                              for m in self._entries]
+        if "inputs" in self._needs or "activations" in self._needs:  # for good: a compiled model notices each change
+            self._standing = [
+                _watch(_ENTRIES, m, self, m.register_forward_pre_hook(_enter, with_kwargs=True)) for m in self._entries
+            ]
         self._armed = self._due("activations")
 
     def stop(self) -> None:
@@ -149,8 +156,11 @@ class Deep:
     def _trained(self) -> list[tuple[str, Tensor]]:
         names = {id(p): n for n, p in self._model.named_parameters()}
         found = {id(p): p for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        return [(names.get(key, f"parameter {i}"), p) for i, (key, p) in enumerate(found.items())
-                if not nn.parameter.is_lazy(p) and p.numel()]
+        return [
+            (names.get(key, f"parameter {i}"), p)
+            for i, (key, p) in enumerate(found.items())
+            if not nn.parameter.is_lazy(p) and p.numel()
+        ]
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module) -> None:
         """An entry's forward pass begins; only those that train are looked at."""
@@ -192,7 +202,7 @@ class Deep:
         if found.numbers <= _SMALL or self._due("inputs"):
             found.measure()
             self._batches.append(found)
-            del self._batches[:-_BATCHES]    # a loop that never steps must not gather them
+            del self._batches[:-_BATCHES]  # a loop that never steps must not gather them
         else:
             self._late = found
 
@@ -205,8 +215,12 @@ class Deep:
         told = [t for batch in batches if (t := batch.tell()) is not None]
         if not told:
             return None
-        return {"finite": all(t["finite"] for t in told), "peak": max(t["peak"] for t in told),
-                "zero": any(t["zero"] for t in told), "ignored": any(t["ignored"] for t in told)}
+        return {
+            "finite": all(t["finite"] for t in told),
+            "peak": max(t["peak"] for t in told),
+            "zero": any(t["zero"] for t in told),
+            "ignored": any(t["ignored"] for t in told),
+        }
 
 
 _Table = dict[int, tuple[weakref.ref[Any], Any]]
@@ -272,6 +286,7 @@ def _open_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 # ---- tensors -> numbers
 
+
 def _plain(t: Tensor) -> Tensor:
     """Its numbers as one dense local real tensor of at least single precision."""
     t = t.detach()
@@ -294,8 +309,14 @@ def _layers(trained: Sequence[tuple[str, Tensor]], scale: float) -> dict[str, An
     layers = {}
     for name, p in trained:
         norm, least, most, grad = next(numbers), next(numbers), next(numbers), next(numbers)
-        layers[name] = {"size": p.numel(), "dims": p.dim(), "grad": None if p.grad is None else grad / scale,
-                        "norm": norm, "peak": max(-least, most), "spread": most - least}
+        layers[name] = {
+            "size": p.numel(),
+            "dims": p.dim(),
+            "grad": None if p.grad is None else grad / scale,
+            "norm": norm,
+            "peak": max(-least, most),
+            "spread": most - least,
+        }
     return layers
 
 
@@ -329,7 +350,7 @@ def _sample(p: Tensor) -> Tensor:
     """All of a small tensor, at most `_SAMPLE` evenly spaced numbers of a large one."""
     t = p.detach()
     t = t.to_local() if hasattr(t, "to_local") else t
-    stride = -(-t.numel() // _SAMPLE) | 1    # odd: not in step with rows of an even length
+    stride = -(-t.numel() // _SAMPLE) | 1  # odd: not in step with rows of an even length
     return t if stride == 1 else t.flatten()[::stride]
 
 
@@ -339,7 +360,7 @@ class _Batch:
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = [t for t in tensors if t.numel() and (t.is_floating_point() or t.dtype == torch.int64)]
         self.numbers = sum(t.numel() for t in self._tensors if t.is_floating_point())
-        self._ends: list[Tensor] = []    # smallest and largest number of each
+        self._ends: list[Tensor] = []  # smallest and largest number of each
         self._told: dict[str, Any] | None = None
 
     @torch.no_grad()
@@ -362,9 +383,12 @@ class _Batch:
         wrong = [t for t, low, high in floats if not (low > -math.inf and high < math.inf) and not _is_mask(t)]
         largest = max(floats, key=lambda f: f[0].numel(), default=None)
         peaks = [max(-low, high) for _, low, high in floats if low > -math.inf and high < math.inf]
-        return {"finite": not wrong, "peak": max(peaks, default=0.0),
-                "zero": largest is not None and largest[0].numel() > 1 and largest[1] == largest[2] == 0.0,
-                "ignored": any(low == high == _IGNORED for t, low, high in ends if t.dtype == torch.int64)}
+        return {
+            "finite": not wrong,
+            "peak": max(peaks, default=0.0),
+            "zero": largest is not None and largest[0].numel() > 1 and largest[1] == largest[2] == 0.0,
+            "ignored": any(low == high == _IGNORED for t, low, high in ends if t.dtype == torch.int64),
+        }
 
 
 def _is_mask(t: Tensor) -> bool:

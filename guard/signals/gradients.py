@@ -1,7 +1,7 @@
 """The global gradient norm, read once a step. Finiteness follows from it.
 
-Small tensors are flattened into one vector, large ones go through `_foreach_norm`: per-tensor calls dominate the cost of
-the small ones, an extra copy that of the large ones. Half-precision gradients are summed in FP32.
+Small tensors are flattened into one vector, large ones go through `_foreach_norm`: per-tensor calls dominate the
+cost of the small ones, an extra copy that of the large ones. Half-precision gradients are summed in FP32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-_SMALL = 16384    # elements; measured in the training loop: flattening wins below, foreach above
+_SMALL = 16384  # elements; measured in the training loop: flattening wins below, foreach above
 
 _flatten = torch._C._nn.flatten_dense_tensors
 
@@ -53,8 +53,12 @@ class GradientReader:
         Returns:
             Inf or NaN only if a gradient holds one: a norm that overflowed or underflowed is recomputed with care.
         """
-        groups = self._optimizer.param_groups    # `load_state_dict` replaces the list
-        if groups is not self._groups or len(groups) != len(self._planned) or len(groups[-1]["params"]) != self._planned[-1]:
+        groups = self._optimizer.param_groups  # `load_state_dict` replaces the list
+        if (
+            groups is not self._groups
+            or len(groups) != len(self._planned)
+            or len(groups[-1]["params"]) != self._planned[-1]
+        ):
             self._plan()
         self.along = None
         norm = self._quick(along) if self._fast else -1.0
@@ -92,7 +96,7 @@ class GradientReader:
             *squares, self.along = torch.stack([*parts, along.to(parts[0].device)]).tolist()
             return math.sqrt(sum(squares))
         except (RuntimeError, ValueError, TypeError):
-            return -1.0    # sparse, mixed or non-finite
+            return -1.0  # sparse, mixed or non-finite
 
     @torch.no_grad()
     def _careful(self) -> float:
@@ -128,5 +132,9 @@ def careful_norm(tensors: Iterable[Tensor]) -> float:
 
 def nonfinite_names(model: nn.Module, most: int = 10) -> list[str]:
     """Names of parameters whose gradient is not finite, at most `most`; for evidence, not for every step."""
-    bad = (name for name, p in model.named_parameters() if p.grad is not None and not math.isfinite(careful_norm([values(p.grad)])))
+    bad = (
+        name
+        for name, p in model.named_parameters()
+        if p.grad is not None and not math.isfinite(careful_norm([values(p.grad)]))
+    )
     return list(itertools.islice(bad, most))

@@ -9,8 +9,8 @@ from collections import deque
 # tick and step, then loss, grad_norm, lr, lr_effective and loss_scale
 Row = tuple[int, int, float, float, float, float, float]
 
-_TICKS = 1000      # kept in memory
-_TYPICAL = 128     # ticks that "typical" looks back on
+_TICKS = 1000  # kept in memory
+_TYPICAL = 128  # ticks that "typical" looks back on
 
 
 class History:

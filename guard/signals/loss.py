@@ -10,16 +10,16 @@ import torch
 class LossMeter:
     """Adds up micro-batch losses until the step asks for them.
 
-    A loss that is *stated* (`g.backward`, `g.record`) is the undivided loss of one micro-batch: the step's loss is their
-    mean. One that is only *heard* (from `torch.autograd.backward`) is already divided and perhaps scaled: the step's loss
-    is their sum without the loss scale. Stated losses win.
+    A loss that is *stated* (`g.backward`, `g.record`) is the undivided loss of one micro-batch: the step's loss is
+    their mean. One that is only *heard* (from `torch.autograd.backward`) is already divided and perhaps scaled: the
+    step's loss is their sum without the loss scale. Stated losses win.
     """
 
     __slots__ = ("_count", "_pending", "_stated", "_sum")
 
     def __init__(self) -> None:
         self._sum, self._count, self._stated = 0.0, 0, False
-        self._pending: list[torch.Tensor] = []    # on an accelerator: read together, once a step
+        self._pending: list[torch.Tensor] = []  # on an accelerator: read together, once a step
 
     def state(self, loss: torch.Tensor | float) -> None:
         """Takes the undivided, unscaled loss of one micro-batch (scalar)."""

@@ -18,8 +18,13 @@ from guard.types import Result
 
 def call(*actions: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A policy that takes `actions` when it is called (`Run.go(calls=...)`)."""
-    return {"name": "on-call", "trigger": {"type": "threshold", "signal": "called", "above": 0.5},
-            "actions": list(actions), "resolve_after": 3, **more}
+    return {
+        "name": "on-call",
+        "trigger": {"type": "threshold", "signal": "called", "above": 0.5},
+        "actions": list(actions),
+        "resolve_after": 3,
+        **more,
+    }
 
 
 def batch(index: int) -> Any:
@@ -38,21 +43,31 @@ class Run:
         options: of `guard.attach`.
     """
 
-    def __init__(self, folder: Path, *policies: dict[str, Any],
-                 optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.AdamW(p, lr=1e-2),
-                 **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *policies: dict[str, Any],
+        optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.AdamW(p, lr=1e-2),
+        **options: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = optimizer(self.model.parameters())
         self.scaler = options.get("scaler")
         self.run_dir = folder / "run"
         self.guard = guard.attach(
-            self.model, self.optimizer, run_dir=self.run_dir, receivers=[],
-            policy={"version": 1, "checkpoints": {"every": 4, "probation": 2}, "policies": list(policies)}, **options)
+            self.model,
+            self.optimizer,
+            run_dir=self.run_dir,
+            receivers=[],
+            policy={"version": 1, "checkpoints": {"every": 4, "probation": 2}, "policies": list(policies)},
+            **options,
+        )
         self._left: set[int] = set()
 
-    def go(self, steps: int, calls: Collection[int] = (), accumulate: int = 1,
-           each: Callable[[int], None] = lambda _: None) -> Run:
+    def go(
+        self, steps: int, calls: Collection[int] = (), accumulate: int = 1, each: Callable[[int], None] = lambda _: None
+    ) -> Run:
         """Trains until `steps` steps are done.
 
         Args:

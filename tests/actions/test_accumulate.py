@@ -42,15 +42,19 @@ def test_two_windows_make_one_update(start: Start) -> None:
 
 def test_a_loop_that_accumulates_itself_goes_on_doing_so(start: Start) -> None:
     run = start(call(TWICE)).go(6, calls=[1], accumulate=2)
-    weights = by_hand(start(), range(2), range(2, 4), range(4, 8), range(8, 12))    # which adds in another order
+    weights = by_hand(start(), range(2), range(2, 4), range(4, 8), range(8, 12))  # which adds in another order
     torch.testing.assert_close(run.weights, weights, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_held_goes_back_with_a_rollback(start: Start) -> None:
     """The checkpoint of step 8 lies between the two windows of an update."""
+
     def train(*asked: int) -> Run:
-        back = {"name": "back", "trigger": {"type": "threshold", "signal": "back", "above": 0.5},
-                "actions": [{"type": "rollback", "data": "replay"}]}
+        back = {
+            "name": "back",
+            "trigger": {"type": "threshold", "signal": "back", "above": 0.5},
+            "actions": [{"type": "rollback", "data": "replay"}],
+        }
         run, left = start(call(TWICE), back), set(asked)
 
         def each(step: int) -> None:
@@ -70,8 +74,11 @@ def test_what_is_held_goes_back_with_a_rollback(start: Start) -> None:
 
 
 def test_a_step_left_out_holds_nothing(start: Start) -> None:
-    skip = {"name": "skip", "trigger": {"type": "threshold", "signal": "skip", "above": 0.5},
-            "actions": [{"type": "skip_step"}]}
+    skip = {
+        "name": "skip",
+        "trigger": {"type": "threshold", "signal": "skip", "above": 0.5},
+        "actions": [{"type": "skip_step"}],
+    }
     run = start(call(TWICE), skip)
     run.go(7, calls=[2], each=lambda step: run.guard.log(skip=1.0) if step == 4 else None)
     assert equal_parameters(run, by_hand(start(), range(1), range(1, 2), range(2, 3), [3, 5]))  # type: ignore[arg-type]
@@ -103,15 +110,15 @@ def test_undo_in_the_middle_uses_what_is_held(start: Start) -> None:
     run.go(6)
     submit(run.run_dir, Request("undo", "ada", incident="i0001"))
     run.go(8)
-    assert run.guard.live.accumulation.factor == 1
-    assert not run.guard.live.accumulation.on
+    assert run.guard.run.live.accumulation.factor == 1
+    assert not run.guard.run.live.accumulation.on
     (undone,) = [e for e in run.journal if e["kind"] == "undone"]
     assert undone["changes"] == {"windows_per_update": 1}
 
 
 def test_never_more_than_max(start: Start) -> None:
     run = start(call({**TWICE, "max": 4}, {"type": "checkpoint"})).go(20, calls=[2, 9, 16])
-    assert run.guard.live.accumulation.factor == 4
+    assert run.guard.run.live.accumulation.factor == 4
     assert run.left_out == [("accumulate", "an update takes 4 windows already; use a larger batch")]
 
 
@@ -119,6 +126,7 @@ def test_lbfgs_is_advised_otherwise(start: Start) -> None:
     run = start(call(TWICE, {"type": "checkpoint"}), optimizer=torch.optim.LBFGS)
     g = run.guard
     for x, y in g.batches(batch, 4):
+
         def closure(x: Any = x, y: Any = y) -> torch.Tensor:
             run.optimizer.zero_grad()
             loss = mse_loss(run.model(x), y)
@@ -139,6 +147,7 @@ def test_a_closure_and_a_scheduler(start: Start) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for x, y in g.batches(batch, 6):
+
             def closure(x: Any = x, y: Any = y) -> torch.Tensor:
                 run.optimizer.zero_grad()
                 loss = mse_loss(run.model(x), y)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from guard import evidence, iteration
+from guard.run import evidence, iteration
 
 from ._small import Run, batch, call, equal
 from .conftest import Start
@@ -40,7 +40,7 @@ def test_the_batch_and_the_random_states_of_the_iteration(start: Start) -> None:
 
     def each(step: int) -> None:
         states[step] = (torch.get_rng_state(), random.getstate())
-        torch.rand(3), random.random()    # as dropout draws, within the iteration
+        torch.rand(3), random.random()  # as dropout draws, within the iteration
 
     run.go(8, calls=[4], each=each).close()
     (result,) = run.results
@@ -128,8 +128,8 @@ def test_a_loop_of_its_own_has_no_batch_to_keep(start: Start) -> None:
 def test_batches_are_not_hoarded(start: Start) -> None:
     for mode in ("enforce", "observe"):
         run = start(call(CAPTURE), mode=mode).go(6, accumulate=2)
-        assert len(run.guard.live.iteration.batches) == 2
-    assert start(call({"type": "checkpoint"})).go(6).guard.live.iteration is None
+        assert len(run.guard.run.live.iteration.batches) == 2
+    assert start(call({"type": "checkpoint"})).go(6).guard.run.live.iteration is None
 
 
 def test_a_disk_that_cannot_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +159,11 @@ def test_batches_of_any_kind() -> None:
 
 
 ODD_PARAMETERS: dict[str, Callable[[], torch.Tensor]] = {
-    "empty": lambda: torch.zeros(0), "whole numbers": lambda: torch.arange(3), "bool": lambda: torch.tensor([True]),
-    "half": lambda: torch.tensor([60000.0, torch.inf]).half(), "complex": lambda: torch.tensor([1 + 2j]),
+    "empty": lambda: torch.zeros(0),
+    "whole numbers": lambda: torch.arange(3),
+    "bool": lambda: torch.tensor([True]),
+    "half": lambda: torch.tensor([60000.0, torch.inf]).half(),
+    "complex": lambda: torch.tensor([1 + 2j]),
     "all nan": lambda: torch.full((2,), torch.nan),
 }
 

@@ -9,13 +9,13 @@ from .conftest import Start
 def test_a_snapshot_is_taken_before_the_next_step(start: Start) -> None:
     run = start(call({"type": "checkpoint"}))
     taken: list[int] = []
-    capture = run.guard.live.capture
+    capture = run.guard.run.live.capture
 
     def watched() -> object:
         taken.append(run.guard.step)
         return capture()
 
-    run.guard.live.capture = watched  # type: ignore[method-assign]
+    run.guard.run.live.capture = watched  # type: ignore[method-assign]
     run.go(12, calls=[5])
     assert taken == [0, 4, 6, 10]
     (result,) = run.results
@@ -23,8 +23,11 @@ def test_a_snapshot_is_taken_before_the_next_step(start: Start) -> None:
 
 
 def test_it_is_where_a_rollback_goes(start: Start) -> None:
-    back = {"name": "back", "trigger": {"type": "threshold", "signal": "back", "above": 0.5},
-            "actions": [{"type": "rollback", "data": "replay"}]}
+    back = {
+        "name": "back",
+        "trigger": {"type": "threshold", "signal": "back", "above": 0.5},
+        "actions": [{"type": "rollback", "data": "replay"}],
+    }
     run = start(call({"type": "checkpoint"}), back)
     asked: list[int] = []
 

@@ -95,8 +95,10 @@ def test_file_is_named_after_the_type(name: str) -> None:
 
 def test_parameters_are_checked_where_importing_torch_fails() -> None:
     policy = {"version": 1, "policies": [call(*map(example, NAMES))]}
-    code = ("import json, sys; sys.modules['torch'] = None; from guard.policy import load;"
-            "p = load(json.loads(sys.argv[1])); print(*(a.type for a in p.policies[0].attempts[0]))")
+    code = (
+        "import json, sys; sys.modules['torch'] = None; from guard.policy import load;"
+        "p = load(json.loads(sys.argv[1])); print(*(a.type for a in p.policies[0].attempts[0]))"
+    )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(policy)], capture_output=True, text=True, check=False)
     assert done.stdout.split() == NAMES, done.stderr
 
@@ -106,10 +108,19 @@ class Canned:
 
     lr_multiplier, tick = 1.0, 7
     answers: ClassVar[dict[str, Any]] = {
-        "typical_grad_norm": 0.5, "clip": 0.5, "rollback": {"from_step": 9, "to_step": 4, "skipped_windows": 0},
-        "can_replay": True, "stop": {"from_step": 9, "to_step": 4}, "reset_optimizer": 4, "warmup_lr": 207,
-        "accumulate": (1, 2), "change_loss_scale": {"floor": [None, 1.0]}, "once": True,
-        "capture_evidence": {"folder": "evidence/i0001"}, "run_command": {}}
+        "typical_grad_norm": 0.5,
+        "clip": 0.5,
+        "rollback": {"from_step": 9, "to_step": 4, "skipped_windows": 0},
+        "can_replay": True,
+        "stop": {"from_step": 9, "to_step": 4},
+        "reset_optimizer": 4,
+        "warmup_lr": 207,
+        "accumulate": (1, 2),
+        "change_loss_scale": {"floor": [None, 1.0]},
+        "once": True,
+        "capture_evidence": {"folder": "evidence/i0001"},
+        "run_command": {},
+    }
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -149,7 +160,7 @@ def test_a_run_that_fails_it_is_journaled_and_training_goes_on(start: Start, nam
     for method in METHODS:
         possible = method.startswith("can_") or method in ("typical_grad_norm", "once")
         answer = {"typical_grad_norm": 1.0, "once": True, "can_replay": True}.get(method)
-        setattr(run.guard.live, method, (lambda *_, answer=answer: answer) if possible else fails)
+        setattr(run.guard.run.live, method, (lambda *_, answer=answer: answer) if possible else fails)
     run.go(12, calls=[5, 9])
     assert run.guard.step == 12
     (failure,) = run.failures
@@ -162,8 +173,13 @@ def test_a_run_that_fails_it_is_journaled_and_training_goes_on(start: Start, nam
 @pytest.mark.parametrize("looks", [{"type": "capture"}, {"type": "checkpoint"}, {"type": "pause", "timeout": 1}])
 def test_what_only_looks_is_no_remedy_that_could_hold(start: Start, looks: dict[str, Any]) -> None:
     """A rung that mends nothing is followed by the next one when the fault comes again."""
-    run = start({"name": "on-call", "trigger": {"type": "threshold", "signal": "called", "above": 0.5},
-                 "attempts": [[looks], [{"type": "skip_step"}]]})
+    run = start(
+        {
+            "name": "on-call",
+            "trigger": {"type": "threshold", "signal": "called", "above": 0.5},
+            "attempts": [[looks], [{"type": "skip_step"}]],
+        }
+    )
     run.guard.clock = FakeClock()
     run.go(10, calls=[4, 5])
     assert [r.type for r in run.results] == [looks["type"], "skip_step"]
@@ -171,8 +187,13 @@ def test_what_only_looks_is_no_remedy_that_could_hold(start: Start, looks: dict[
 
 def test_evidence_beside_a_remedy_leaves_its_ladder_as_it_was(start: Start) -> None:
     """Clipping repeats without climbing, with or without a look."""
-    run = start({"name": "on-call", "trigger": {"type": "threshold", "signal": "called", "above": 0.5},
-                 "attempts": [[{"type": "clip", "max_norm": 1.0}, {"type": "capture"}], [{"type": "stop"}]]})
+    run = start(
+        {
+            "name": "on-call",
+            "trigger": {"type": "threshold", "signal": "called", "above": 0.5},
+            "attempts": [[{"type": "clip", "max_norm": 1.0}, {"type": "capture"}], [{"type": "stop"}]],
+        }
+    )
     run.go(12, calls=[4, 6, 8])
     assert run.guard.step == 12
     assert run.results[0].type == "capture"

@@ -65,9 +65,14 @@ def test_without_a_scaler(start: Start) -> None:
     assert run.left_out == [("loss_scale", "the run has no loss scaler")]
 
 
-@pytest.mark.parametrize(("given", "why"), [
-    ({}, "at least one of 'set', 'floor', 'growth_interval'"), ({"set": 1, "floor": 2}, "below the floor of 2"),
-    ({"set": 0}, "more than 0")])
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "at least one of 'set', 'floor', 'growth_interval'"),
+        ({"set": 1, "floor": 2}, "below the floor of 2"),
+        ({"set": 0}, "more than 0"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(tmp_path: Path, given: dict[str, float], why: str) -> None:
     with pytest.raises(PolicyError, match=why):
         load({"version": 1, "policies": [call({"type": "loss_scale", **given})]})

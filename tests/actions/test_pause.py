@@ -43,7 +43,7 @@ def test_it_goes_on_by_itself(start: Start) -> None:
     assert run.evidence["pause"] == {"seconds": 3600.0, "ended": "nobody resumed it in time"}
     (result,) = run.results
     assert result.summary == "paused the run, until `guard resume` or for 1 h"
-    assert equal(run.weights, start().go(8).weights)    # this step's update included
+    assert equal(run.weights, start().go(8).weights)  # this step's update included
 
 
 def test_what_can_be_seen_meanwhile(start: Start) -> None:
@@ -94,7 +94,7 @@ def test_other_requests_do_not_end_it(start: Start) -> None:
     run.guard.clock = night = Night(ask(run, "rollback"))
     run.go(8, calls=[5])
     assert night.looks > 100
-    assert run.guard.tick > 8    # it did go back
+    assert run.guard.tick > 8  # it did go back
 
 
 def test_once_per_incident(start: Start) -> None:

@@ -67,8 +67,11 @@ def test_after_a_rollback_it_holds_for_what_was_restored(start: Start) -> None:
 
 def test_a_later_rollback_brings_the_moments_of_its_checkpoint_back(start: Start) -> None:
     def train(*calls: int) -> Run:
-        back = {"name": "back", "trigger": {"type": "threshold", "signal": "back", "above": 0.5},
-                "actions": [{"type": "rollback", "data": "replay"}]}
+        back = {
+            "name": "back",
+            "trigger": {"type": "threshold", "signal": "back", "above": 0.5},
+            "actions": [{"type": "rollback", "data": "replay"}],
+        }
         run = start(call(RESET), back)
         asked: list[int] = []
 
@@ -79,7 +82,7 @@ def test_a_later_rollback_brings_the_moments_of_its_checkpoint_back(start: Start
 
         return run.go(14, calls, each=each)
 
-    assert equal(train(7).weights, train().weights)    # back to step 4, before the reset at 7, which is not asked again
+    assert equal(train(7).weights, train().weights)  # back to step 4, before the reset at 7, which is not asked again
 
 
 class Own(torch.optim.SGD):

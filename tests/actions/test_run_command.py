@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from guard import command
 from guard.clock import FakeClock, SystemClock
 from guard.errors import PolicyError
 from guard.policy import load
+from guard.run import command
 
 from ._small import call, equal
 from .conftest import Start
@@ -34,8 +34,14 @@ class Hasty(FakeClock):
 
 
 def run_it(code: str, tmp_path: Path, *, timeout: float = 60.0, clock: Any = None) -> dict[str, Any]:
-    return command.run([sys.executable, "-c", code], b"{}\n", tmp_path, timeout=timeout, clock=clock or SystemClock(),
-                       enough=threading.Event())
+    return command.run(
+        [sys.executable, "-c", code],
+        b"{}\n",
+        tmp_path,
+        timeout=timeout,
+        clock=clock or SystemClock(),
+        enough=threading.Event(),
+    )
 
 
 def test_it_reads_the_incident(start: Start, tmp_path: Path) -> None:
@@ -54,7 +60,7 @@ def test_waiting_puts_its_end_into_the_result(start: Start) -> None:
     program = Path(sys.executable).name
     assert result.summary == f"ran {program}, which ended with exit code 3"
     assert (result.changes["exit"], result.changes["output"]) == (3, "on it\n")
-    assert "command" not in result.changes    # arguments may hold what is nobody's business
+    assert "command" not in result.changes  # arguments may hold what is nobody's business
 
 
 def test_in_the_background_its_end_is_journaled_later(start: Start) -> None:
@@ -97,15 +103,16 @@ def test_a_string_is_refused() -> None:
 
 
 def test_no_shell_reads_the_arguments(tmp_path: Path) -> None:
-    done = command.run(["echo", "$HOME;", "`id`"], b"", tmp_path, timeout=60.0, clock=SystemClock(),
-                       enough=threading.Event())
+    done = command.run(
+        ["echo", "$HOME;", "`id`"], b"", tmp_path, timeout=60.0, clock=SystemClock(), enough=threading.Event()
+    )
     assert done["output"] == "$HOME; `id`\n"
 
 
 def test_the_environment_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACK_BOT_TOKEN", "hush")
     names = run_it("import os; print(*sorted(os.environ))", tmp_path)["output"].split()
-    assert set(names) <= {"PATH", "HOME", "LANG", "GUARD_RUN_DIR", "LC_CTYPE"}    # the last is python's own
+    assert set(names) <= {"PATH", "HOME", "LANG", "GUARD_RUN_DIR", "LC_CTYPE"}  # the last is python's own
     assert "GUARD_RUN_DIR" in names
 
 
@@ -122,8 +129,9 @@ def test_only_the_end_of_its_output_is_kept(tmp_path: Path) -> None:
 
 
 def test_one_that_reads_nothing_and_is_told_much(tmp_path: Path) -> None:
-    done = command.run(["true"], b"x" * (1 << 20), tmp_path, timeout=60.0, clock=SystemClock(),
-                       enough=threading.Event())
+    done = command.run(
+        ["true"], b"x" * (1 << 20), tmp_path, timeout=60.0, clock=SystemClock(), enough=threading.Event()
+    )
     assert done["exit"] == 0
 
 

@@ -44,8 +44,11 @@ def test_on_top_of_a_standing_cut_which_may_recover(start: Start) -> None:
 
 
 def test_a_cut_during_the_ramp_counts_from_the_standing_multiplier(start: Start) -> None:
-    cut = {"name": "cut", "trigger": {"type": "threshold", "signal": "cut", "above": 0.5},
-           "actions": [{"type": "scale_lr", "factor": 0.5}]}
+    cut = {
+        "name": "cut",
+        "trigger": {"type": "threshold", "signal": "cut", "above": 0.5},
+        "actions": [{"type": "scale_lr", "factor": 0.5}],
+    }
     run = start(call(warm(4, 0.0)), cut)
     run.go(10, calls=[5], each=lambda step: run.guard.log(cut=1.0) if step == 7 else None)
     assert run.rates[5:] == pytest.approx([0.0, 0.25 * LR, 0.25 * LR, 0.375 * LR, 0.5 * LR])

@@ -46,8 +46,13 @@ class Run(FakeClock):
             self.builder.write("notice", severity="info", message="something else")
             for request in control.take(self.builder.path):
                 self.took.append(request)
-                self.builder.write("request", request=asdict(request), author=request.author, accepted=self.accepted,
-                                   message=self.message)
+                self.builder.write(
+                    "request",
+                    request=asdict(request),
+                    author=request.author,
+                    accepted=self.accepted,
+                    message=self.message,
+                )
         return False
 
 
@@ -129,9 +134,19 @@ def test_a_control_folder_that_cannot_be_written(guard, run):
     assert "cannot leave a request in runs/exp1/control" in answer.err
 
 
-@pytest.mark.parametrize("arguments", [
-    ["rollback", "runs/exp1", "--to", "bset"], ["stop"], ["undo", "runs/exp1"], ["stop", "runs/exp1", "--wait", "-1"],
-    ["stpo"], ["observe", "runs/exp1", "clip"], [], ["incidents", "--wait", "3"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rollback", "runs/exp1", "--to", "bset"],
+        ["stop"],
+        ["undo", "runs/exp1"],
+        ["stop", "runs/exp1", "--wait", "-1"],
+        ["stpo"],
+        ["observe", "runs/exp1", "clip"],
+        [],
+        ["incidents", "--wait", "3"],
+    ],
+)
 def test_wrong_usage(guard, night, arguments):
     assert guard(*arguments).code == 2
 

@@ -48,8 +48,18 @@ def test_no_command_needs_torch(night):
     done = run([sys.executable, "-c", WITHOUT_TORCH])
     said = done.stderr.splitlines()
     assert said[-1] == "False", done.stderr
-    for line in ("--help 0", "incidents runs/exp1 0", "show runs/exp1 i0001 0", "status runs/exp1 0", "check default 0",
-                 "plugins 0", "schema 0", "init 0", "undo runs/exp1 i0001 3", "notify runs/exp1 --wait 0 0"):
+    for line in (
+        "--help 0",
+        "incidents runs/exp1 0",
+        "show runs/exp1 i0001 0",
+        "status runs/exp1 0",
+        "check default 0",
+        "plugins 0",
+        "schema 0",
+        "init 0",
+        "undo runs/exp1 i0001 3",
+        "notify runs/exp1 --wait 0 0",
+    ):
         assert line in said, done.stderr
 
 
@@ -82,8 +92,16 @@ def test_python_dash_m_guard(night):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("line", ["guard schema | head -1", "guard schema | true", "guard schema > /dev/full",
-                                  "guard schema >&-", "guard incidents nowhere 2>&-"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "guard schema | head -1",
+        "guard schema | true",
+        "guard schema > /dev/full",
+        "guard schema >&-",
+        "guard incidents nowhere 2>&-",
+    ],
+)
 def test_a_reader_that_goes_away_is_no_traceback(line):
     done = shell(line)
     assert "Traceback" not in done.stderr
@@ -93,8 +111,9 @@ def test_a_reader_that_goes_away_is_no_traceback(line):
 
 def test_a_terminal_that_lacks_a_character(night):
     night.opened("i0005", message="loss → nan")
-    done = run([sys.executable, "-m", "guard", "show", "runs/exp1", "i0005"], text=False,
-               env={"PYTHONIOENCODING": "latin-1"})
+    done = run(
+        [sys.executable, "-m", "guard", "show", "runs/exp1", "i0005"], text=False, env={"PYTHONIOENCODING": "latin-1"}
+    )
     assert done.returncode == 0
     assert b"Loss ? nan" in done.stdout
     assert "Critical · NaN".encode("latin-1") in done.stdout

@@ -86,14 +86,17 @@ def test_init_replaces_nothing_unasked(guard):
     assert load("./guard.yaml").name == "guard"
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--preset", "defualt"], "did you mean 'default'?"),
-    (["--preset", "../x.yaml"], "no preset is called '../x.yaml'"),
-    (["mine"], "did you mean mine.yaml?"),
-    (["no/such/folder.yaml"], "there is no folder no/such"),
-    (["a_folder.yaml"], "a_folder.yaml is already there"),
-    (["--force", "a_folder.yaml"], "a_folder.yaml cannot be written: Is a directory"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "defualt"], "did you mean 'default'?"),
+        (["--preset", "../x.yaml"], "no preset is called '../x.yaml'"),
+        (["mine"], "did you mean mine.yaml?"),
+        (["no/such/folder.yaml"], "there is no folder no/such"),
+        (["a_folder.yaml"], "a_folder.yaml is already there"),
+        (["--force", "a_folder.yaml"], "a_folder.yaml cannot be written: Is a directory"),
+    ],
+)
 def test_mistakes_of_init(guard, arguments, said):
     Path("a_folder.yaml").mkdir()
     answer = guard("init", *arguments)
@@ -123,8 +126,9 @@ def test_check_tells_all_problems_of_all_files_with_their_places(guard):
     assert "bad.yaml" not in answer.out
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("defualt", "did you mean 'default'?"), (".", "folder"), ("nul\0.yaml", "cannot")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("defualt", "did you mean 'default'?"), (".", "folder"), ("nul\0.yaml", "cannot")]
+)
 def test_mistakes_of_check(guard, name, said):
     answer = guard("check", name)
     assert answer.code == 1
@@ -176,7 +180,7 @@ def test_notify_delivers_what_is_left_once(guard, hook, night):
     assert first.code == 0
     assert first.out.endswith("Nothing is left to tell.\n")
     assert [json.loads(body)["incident"] for body in hook] == ["i0001", "i0003", "i0004"]
-    assert "No action needed: repaired, 40 steps lost" in first.err    # the console receiver
+    assert "No action needed: repaired, 40 steps lost" in first.err  # the console receiver
     again = guard("notify", "runs/exp1")
     assert again.out == "0 messages sent or brought up to date. Nothing is left to tell.\n"
     assert len(hook) == 3
@@ -228,5 +232,7 @@ def test_a_plug_in_that_does_not_load_is_named_and_the_rest_listed(guard, monkey
     assert answer.code == 1
     assert "loss_spike" in answer.out
     assert "clip" in answer.out
-    assert ("the detector 'broken' cannot be loaded: ModuleNotFoundError: No module named 'elsewhere' "
-            "(entry point elsewhere.detectors:Broken)") in answer.err
+    assert (
+        "the detector 'broken' cannot be loaded: ModuleNotFoundError: No module named 'elsewhere' "
+        "(entry point elsewhere.detectors:Broken)"
+    ) in answer.err

@@ -50,25 +50,27 @@ def test_show_tells_everything(guard, night):
     assert answer.code == 0
     assert answer.err == ""
     assert max(map(len, answer.out.splitlines())) <= 80
-    for line in ("No action needed: repaired, 40 steps lost",
-                 "Critical · NaN or Inf in loss or gradients · run exp1",
-                 "  Incident       i0001, resolved",
-                 "                 runs/exp1/policy.yaml:7",
-                 "  Value          NaN",
-                 "  Limit          none",
-                 "  Usual          2.312",
-                 "  Began          tick 1,199, 2 ticks before it was seen",
-                 "  Seen           3 times",
-                 "    1,200  1,180  2.31       0.81         0.001",
-                 "  1. Step 1,182, tick 1,202, rung 1",
-                 "     - rollback: rolled back 40 steps to step 1,160 and replays the same batches",
-                 "         from_step: 1,200",
-                 "     - left out clip: there is no usual norm yet",
-                 "  Yes, 40 steps lost. Loss before 2.31, after 2.29, expected 2.3.",
-                 "  - switched to BF16",
-                 "  - i0002, exploding gradients, step 1,183",
-                 "  runs/exp1/evidence/i0001/layers.csv",
-                 "To take it back: guard undo runs/exp1 i0001"):
+    for line in (
+        "No action needed: repaired, 40 steps lost",
+        "Critical · NaN or Inf in loss or gradients · run exp1",
+        "  Incident       i0001, resolved",
+        "                 runs/exp1/policy.yaml:7",
+        "  Value          NaN",
+        "  Limit          none",
+        "  Usual          2.312",
+        "  Began          tick 1,199, 2 ticks before it was seen",
+        "  Seen           3 times",
+        "    1,200  1,180  2.31       0.81         0.001",
+        "  1. Step 1,182, tick 1,202, rung 1",
+        "     - rollback: rolled back 40 steps to step 1,160 and replays the same batches",
+        "         from_step: 1,200",
+        "     - left out clip: there is no usual norm yet",
+        "  Yes, 40 steps lost. Loss before 2.31, after 2.29, expected 2.3.",
+        "  - switched to BF16",
+        "  - i0002, exploding gradients, step 1,183",
+        "  runs/exp1/evidence/i0001/layers.csv",
+        "To take it back: guard undo runs/exp1 i0001",
+    ):
         assert line in answer.out.splitlines(), line
 
 
@@ -126,15 +128,17 @@ def test_status_of_a_live_run(guard, night, monkeypatch):
     assert answer.code == 0
     assert answer.out.startswith("exp1: running, step 1,714\n")
     assert max(map(len, answer.out.splitlines())) <= 80
-    for part in ("started 2023-11-14 22:13:20 UTC (3 h 0 min",
-                 "step 1,714, tick 1,734, phase eval of test; last heartbeat 4 s",
-                 "step 1,714: loss 2.29, gradient norm 0.8",
-                 "enforce: the guard acts",
-                 "0.5 of the schedule's (0.0005; the schedule says 0.001)",
-                 "BF16, in place of the loop's",
-                 "switched to BF16 (guard undo runs/exp1 i0001)",
-                 "4, of which 1 open",
-                 "1 not delivered; to deliver them: guard notify runs/exp1"):
+    for part in (
+        "started 2023-11-14 22:13:20 UTC (3 h 0 min",
+        "step 1,714, tick 1,734, phase eval of test; last heartbeat 4 s",
+        "step 1,714: loss 2.29, gradient norm 0.8",
+        "enforce: the guard acts",
+        "0.5 of the schedule's (0.0005; the schedule says 0.001)",
+        "BF16, in place of the loop's",
+        "switched to BF16 (guard undo runs/exp1 i0001)",
+        "4, of which 1 open",
+        "1 not delivered; to deliver them: guard notify runs/exp1",
+    ):
         assert part in answer.out, part
     clock.advance(3000)
     assert "running, step 1,714, but NO PROGRESS for 50 min (phase eval of test)" in guard("status", "runs/exp1").out
@@ -151,9 +155,15 @@ def test_status_as_json(guard, night):
     assert [p["incident"] for p in answer["untold"]] == ["i0001"]
 
 
-@pytest.mark.parametrize(("ending", "said"), [
-    (None, "exp1: not running, and it did not say why (killed or crashed)"), ("finished", "exp1: finished"),
-    ("stopped", "exp1: stopped"), ("crashed", "exp1: crashed")])
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (None, "exp1: not running, and it did not say why (killed or crashed)"),
+        ("finished", "exp1: finished"),
+        ("stopped", "exp1: stopped"),
+        ("crashed", "exp1: crashed"),
+    ],
+)
 def test_status_of_a_run_that_is_over(guard, night, ending, said):
     if ending:
         night.finished(ending)
@@ -193,6 +203,7 @@ def test_status_without_a_readable_policy(guard, night):
 
 # ---- which run
 
+
 def test_the_newest_run_is_taken_and_said(guard, night):
     a_night(Path("runs/exp2"))
     os.utime("runs/exp1/journal.jsonl", (2e9, 2e9))
@@ -207,14 +218,17 @@ def test_the_environment_may_name_the_run(guard, night, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["incidents", "show", "status", "notify"])
-@pytest.mark.parametrize(("given", "said"), [
-    ("runs/exp11", "there is no directory runs/exp11; did you mean 'exp1'? there are: exp1"),
-    ("nowhere/at/all", "there is no directory nowhere/at/all"),
-    ("runs/exp1/journal.jsonl", "is a file, and a run directory is expected; did you mean runs/exp1?"),
-    ("runs/exp1/journal.jsonl/x", "there is no directory"),
-    ("runs", "runs is not a run directory: it has no journal.jsonl; run directories in it: runs/exp1"),
-    ("empty", "empty is not a run directory"),
-])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("runs/exp11", "there is no directory runs/exp11; did you mean 'exp1'? there are: exp1"),
+        ("nowhere/at/all", "there is no directory nowhere/at/all"),
+        ("runs/exp1/journal.jsonl", "is a file, and a run directory is expected; did you mean runs/exp1?"),
+        ("runs/exp1/journal.jsonl/x", "there is no directory"),
+        ("runs", "runs is not a run directory: it has no journal.jsonl; run directories in it: runs/exp1"),
+        ("empty", "empty is not a run directory"),
+    ],
+)
 def test_what_is_no_run_directory(guard, night, command, given, said):
     Path("empty").mkdir()
     answer = guard(command, given)
@@ -246,6 +260,7 @@ def test_what_may_not_be_read(guard, night, monkeypatch):
 
 # ---- damaged journals
 
+
 def test_damaged_lines_are_counted_and_the_rest_is_told(guard, night):
     night.raw(b'\xff\xfe\n{"kind": "incident_opened"}\n{"v":1,"se')
     answer = guard("incidents", "runs/exp1")
@@ -263,7 +278,7 @@ def test_no_single_wrong_value_in_a_journal_is_too_much(guard, night):
         for key in entry:
             turn += 1
             wrong, command = wrongs[turn % 5], ("incidents", "show", "status")[turn % 3]
-            changed = [*lines[:number], json.dumps({**entry, key: wrong}).encode(), *lines[number + 1:]]
+            changed = [*lines[:number], json.dumps({**entry, key: wrong}).encode(), *lines[number + 1 :]]
             (night.path / "journal.jsonl").write_bytes(b"\n".join(changed) + b"\n")
             answer = guard(command, "runs/exp1")
             assert answer.code in (0, 3), (key, wrong)

@@ -31,8 +31,9 @@ def ended(validation: float) -> Outcome:
 
 
 def repaired() -> Incident:
-    incident = Incident("i0001", "p", "loss_spike", "warning", "resolved", 7, 7,
-                        evidence={"outcome": {"steps_lost": 1}})
+    incident = Incident(
+        "i0001", "p", "loss_spike", "warning", "resolved", 7, 7, evidence={"outcome": {"steps_lost": 1}}
+    )
     incident.attempts = [Attempt(0, 7, 7, [Result("skip_step", "left this step out")])]
     return incident
 
@@ -55,7 +56,7 @@ def test_fp16_overflows_where_bf16_does_not(text: Text) -> None:
     model, batch = CharTransformer(text.vocabulary, 48), text.train(0, 0)
     with torch.no_grad():
         for block in model.blocks:
-            block.attention.qkv.weight.mul_(10)    # scores as large as they get by learning
+            block.attention.qkv.weight.mul_(10)  # scores as large as they get by learning
         with torch.autocast("cpu", dtype=torch.float16):
             assert math.isnan(loss_of(model, batch))
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -69,13 +70,16 @@ def test_the_rate_is_wrong_for_the_rest_of_the_run() -> None:
     assert wrong.rate(start + 72) / right.rate(start + 72) == wrong.rate(599) / right.rate(599) == pytest.approx(80)
 
 
-@pytest.mark.parametrize(("unguarded", "guarded", "says"), [
-    (math.nan, 1.85, None),
-    (2.40, 1.85, None),
-    (math.nan, 1.95, "the guarded run ended at 1.950"),
-    (math.nan, math.nan, "the guarded run ended at nan"),
-    (1.90, 1.85, "too little harm"),
-])
+@pytest.mark.parametrize(
+    ("unguarded", "guarded", "says"),
+    [
+        (math.nan, 1.85, None),
+        (2.40, 1.85, None),
+        (math.nan, 1.95, "the guarded run ended at 1.950"),
+        (math.nan, math.nan, "the guarded run ended at nan"),
+        (1.90, 1.85, "too little harm"),
+    ],
+)
 def test_the_verdict(unguarded: float, guarded: float, says: str | None) -> None:
     found = shortfall(ended(1.8), ended(unguarded), ended(guarded))
     assert found is None if says is None else says in (found or "")
@@ -98,7 +102,7 @@ def test_losses_keep_their_width() -> None:
 
 
 def test_a_short_demo_leaves_picture_and_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, seed=0, steps=12) == 1    # so short a run shows nothing, and says so
+    assert run(tmp_path, seed=0, steps=12) == 1  # so short a run shows nothing, and says so
     out, err = capsys.readouterr()
     assert "Final loss on text that was not trained on" in out
     assert "faults, guarded" in out
@@ -106,7 +110,7 @@ def test_a_short_demo_leaves_picture_and_journal(tmp_path: Path, capsys: pytest.
     assert "guard demo: " in err
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / stage.RUN / "journal.jsonl").exists()
-    assert run(tmp_path, seed=0, steps=3) == 1     # and again in the same place
+    assert run(tmp_path, seed=0, steps=3) == 1  # and again in the same place
 
 
 def test_an_unwritable_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,8 +119,9 @@ def test_an_unwritable_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Choose another directory with --out" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -18,8 +18,17 @@ from guard.detectors import DETECTORS, Detector
 from guard.types import Detection, Signals
 
 NAMES = list(DETECTORS)
-SECTIONS = ("Why it matters:", "Fires when:", "Args:", "Signals:", "Cost:", "Blind to:", "Raises:", "Example:",
-            "Source:")
+SECTIONS = (
+    "Why it matters:",
+    "Fires when:",
+    "Args:",
+    "Signals:",
+    "Cost:",
+    "Blind to:",
+    "Raises:",
+    "Example:",
+    "Source:",
+)
 NAN, INF = math.nan, math.inf
 
 
@@ -36,10 +45,21 @@ def bumpy(ticks: int, seed: int = 0, start: int = 0) -> list[Signals]:
         norm = math.exp(0.3 * r.gauss(0, 1)) * (0.0 if 120 < t < 170 else 1.0)
         over = t % 61 == 60
         known = t % 83 != 82
-        signals.append(Signals(
-            t, t, loss if known else NAN, INF if over else norm, 1e-3 if t < 200 else 1e-2, loss_known=known,
-            loss_scale=0.5 if over else 1024.0, overflow=over, params=0 if 130 < t < 160 else 4,
-            metrics={"val_loss": 0.5 + abs(t - 150) / 100} if t % 20 == 0 else None, deep=looks(t, r)))
+        signals.append(
+            Signals(
+                t,
+                t,
+                loss if known else NAN,
+                INF if over else norm,
+                1e-3 if t < 200 else 1e-2,
+                loss_known=known,
+                loss_scale=0.5 if over else 1024.0,
+                overflow=over,
+                params=0 if 130 < t < 160 else 4,
+                metrics={"val_loss": 0.5 + abs(t - 150) / 100} if t % 20 == 0 else None,
+                deep=looks(t, r),
+            )
+        )
     return signals
 
 

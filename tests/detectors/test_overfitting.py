@@ -8,8 +8,9 @@ from detectors.traces import fires, make, play
 from guard.types import Signals
 
 
-def run(validation: list[float], every: int = 25, train: float = 100.0, name: str = "val_loss",
-        noise: float = 0.0) -> list[Signals]:
+def run(
+    validation: list[float], every: int = 25, train: float = 100.0, name: str = "val_loss", noise: float = 0.0
+) -> list[Signals]:
     """A falling training loss with a validation loss logged every so many ticks."""
     r = random.Random(3)
     signals = []

@@ -24,8 +24,19 @@ def test_line() -> None:
 
 
 def usual(values: list[float], **kwargs: float) -> Upper:
-    upper = Upper(**{"window": 50, "threshold": 8.0, "floor": 0.0, "start_floor": 0.0, "margin": 3.5, "warmup": 20,
-                     "rebaseline": 20, "alarms": 3, **kwargs})  # type: ignore[arg-type]
+    upper = Upper(
+        **{
+            "window": 50,
+            "threshold": 8.0,
+            "floor": 0.0,
+            "start_floor": 0.0,
+            "margin": 3.5,
+            "warmup": 20,
+            "rebaseline": 20,
+            "alarms": 3,
+            **kwargs,
+        }
+    )  # type: ignore[arg-type]
     for x in values:
         upper.learn(x)
     return upper

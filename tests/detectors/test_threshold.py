@@ -18,8 +18,10 @@ def test_above_and_below() -> None:
 
 
 def test_a_logged_number_counts_on_the_tick_that_brought_it() -> None:
-    signals = [Signals(t, t, 1.0, 1.0, metrics={"reward": -5.0} if t == 3 else {"other": -9.0} if t == 4 else None)
-               for t in range(6)]
+    signals = [
+        Signals(t, t, 1.0, 1.0, metrics={"reward": -5.0} if t == 3 else {"other": -9.0} if t == 4 else None)
+        for t in range(6)
+    ]
     assert fires("threshold", signals, signal="reward", below=0.0) == [3]
 
 

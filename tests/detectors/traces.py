@@ -23,8 +23,14 @@ def make(name: str, **params: Any) -> Detector:
     return cls(cls.Params(**params))
 
 
-def trace(ticks: int, loss: Curve, norm: Curve = lambda t, r: math.exp(r.gauss(0.0, 0.2)),
-          lr: Callable[[int], float] = lambda t: 1e-3, seed: int = 0, **fields: Any) -> list[Signals]:
+def trace(
+    ticks: int,
+    loss: Curve,
+    norm: Curve = lambda t, r: math.exp(r.gauss(0.0, 0.2)),
+    lr: Callable[[int], float] = lambda t: 1e-3,
+    seed: int = 0,
+    **fields: Any,
+) -> list[Signals]:
     """`ticks` signals, drawn from curves of tick and random generator."""
     r = random.Random(seed)
     return [Signals(t, t, loss(t, r), norm(t, r), lr(t), **fields) for t in range(ticks)]

@@ -10,13 +10,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["non_finite", "loss_spike", "grad_explosion", "oscillation", "divergence", "flat", "overfitting",
-               "healthy"]
+Kind = Literal[
+    "non_finite", "loss_spike", "grad_explosion", "oscillation", "divergence", "flat", "overfitting", "healthy"
+]
 Remedy = Literal["clip", "lower_lr", "rollback", "rollback_bf16", "skip_batch", "stop", "none"]
 
 # How many ticks after the fault it may be told, by kind.
-DELAY: dict[Kind, int] = {"non_finite": 1, "loss_spike": 2, "grad_explosion": 2, "oscillation": 120, "divergence": 100,
-                          "flat": 260, "overfitting": 200}
+DELAY: dict[Kind, int] = {
+    "non_finite": 1,
+    "loss_spike": 2,
+    "grad_explosion": 2,
+    "oscillation": 120,
+    "divergence": 100,
+    "flat": 260,
+    "overfitting": 200,
+}
 
 
 @dataclass
@@ -102,13 +110,24 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(source: str, kind: Kind, fault_step: int | None, detectors: str, remedy: Remedy, *, transient: bool = False,
-         delay: int | None = None) -> Callable[[Callable[[int, bool], Run]], Callable[[int, bool], Run]]:
+def case(
+    source: str,
+    kind: Kind,
+    fault_step: int | None,
+    detectors: str,
+    remedy: Remedy,
+    *,
+    transient: bool = False,
+    delay: int | None = None,
+) -> Callable[[Callable[[int, bool], Run]], Callable[[int, bool], Run]]:
     """Makes a case of a function ``(seed, bad) -> Run``; its name is the case's."""
 
     def add(build: Callable[[int, bool], Run]) -> Callable[[int, bool], Run]:
-        CASES.append(Case(build.__name__, source, kind, fault_step, frozenset(detectors.split()), remedy, build,
-                          transient, delay))
+        CASES.append(
+            Case(
+                build.__name__, source, kind, fault_step, frozenset(detectors.split()), remedy, build, transient, delay
+            )
+        )
         return build
 
     return add

@@ -27,7 +27,7 @@ class Set:
         def order(number: int) -> Tensor:
             return torch.randperm(len(self.x), generator=generator(seed, number))
 
-        return lambda i: order(i // per_pass)[i % per_pass * batch:][:batch]
+        return lambda i: order(i // per_pass)[i % per_pass * batch :][:batch]
 
     def reader(self, batch: int, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
         pick = self.picks(batch, seed)
@@ -109,9 +109,17 @@ def dense(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU, bias: bool = True
 
 
 def convolutional(classes: int = 6, width: int = 8) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
-                         nn.Flatten(), nn.Linear(32 * width, classes))
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.BatchNorm2d(2 * width),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * width, classes),
+    )
 
 
 class Gru(nn.Module):
@@ -162,7 +170,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 def flip(tensor: Tensor, index: int, bit: int) -> None:
     """Flips one bit of one FP32 number, as a cosmic ray does."""
     with torch.no_grad():
-        tensor.view(-1)[index:index + 1].view(torch.int32)[:] ^= 1 << bit
+        tensor.view(-1)[index : index + 1].view(torch.int32)[:] ^= 1 << bit
 
 
 class Once:

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 
 import guard
 
-UNDONE = 0.9            # share of the damage
-WORSE = 0.1             # how much worse than the best a stopped run may be left
+UNDONE = 0.9  # share of the damage
+WORSE = 0.1  # how much worse than the best a stopped run may be left
 RANDOM_DRAWS = 3
-_EVERY = 25             # steps between snapshots, and looks at the held-out loss, of the runs without a guard
+_EVERY = 25  # steps between snapshots, and looks at the held-out loss, of the runs without a guard
 ACTIONS: tuple[Remedy, ...] = ("clip", "lower_lr", "rollback", "rollback_bf16", "skip_batch", "stop", "none")
 
 
@@ -123,8 +123,15 @@ def guarded(case: Case, seed: int, policy: Any = "default") -> Trace:
     seeded(seed)
     trace = Trace(run.held_out())
     with tempfile.TemporaryDirectory() as folder:
-        g = guard.attach(run.model, run.optimizer, policy=policy, scheduler=run.scheduler, scaler=run.scaler,
-                         run_dir=f"{folder}/run", receivers=[])
+        g = guard.attach(
+            run.model,
+            run.optimizer,
+            policy=policy,
+            scheduler=run.scheduler,
+            scaler=run.scaler,
+            run_dir=f"{folder}/run",
+            receivers=[],
+        )
         try:
             hooks = Hooks(g.backward, g.autocast)
             for micro, batch in enumerate(g.batches(run.batches, run.steps, run.accumulate)):
@@ -138,9 +145,17 @@ def guarded(case: Case, seed: int, policy: Any = "default") -> Trace:
             trace.error = f"{type(error).__name__}: {error}"
         trace.ticks, trace.steps = g.tick, g.step
         g.close()
-        trace.incidents = [{"detector": i.detector, "policy": i.policy, "tick": i.opened_tick, "status": i.status,
-                            "actions": [r.type for a in i.attempts for r in a.results],
-                            "message": i.evidence.get("detection", {}).get("message", i.cause)} for i in g.incidents]
+        trace.incidents = [
+            {
+                "detector": i.detector,
+                "policy": i.policy,
+                "tick": i.opened_tick,
+                "status": i.status,
+                "actions": [r.type for a in i.attempts for r in a.results],
+                "message": i.evidence.get("detection", {}).get("message", i.cause),
+            }
+            for i in g.incidents
+        ]
     return finish(trace, run, began)
 
 
@@ -168,8 +183,10 @@ class Bare:
             if self.stopped:
                 break
             if self.index < run.steps:
-                losses = [float(iterate(run, run.batches(self.index * run.accumulate + m), self._hooks, m))
-                          for m in range(run.accumulate)]
+                losses = [
+                    float(iterate(run, run.batches(self.index * run.accumulate + m), self._hooks, m))
+                    for m in range(run.accumulate)
+                ]
                 self.trace.losses.append(sum(losses) / len(losses))
                 self.trace.norms.append(norm_of(run.model))
                 self.tick += 1
@@ -331,12 +348,16 @@ class Row:
 
     def __str__(self) -> str:
         told = ", ".join(f"{i['detector']}@{i['tick']}:{'+'.join(i['actions'][:4]) or '-'}" for i in self.incidents[:3])
-        return (f"{self.case:24}{self.remedy:14}{self.seed:2} {self.verdict:13}{self.plain:10.3g}{self.twin:10.3g}"
-                f"{self.final:10.3g}{self.undone:7.2f}{self.seconds:6.1f}  {told}")
+        return (
+            f"{self.case:24}{self.remedy:14}{self.seed:2} {self.verdict:13}{self.plain:10.3g}{self.twin:10.3g}"
+            f"{self.final:10.3g}{self.undone:7.2f}{self.seconds:6.1f}  {told}"
+        )
 
 
-HEAD = (f"{'case':24}{'remedy':14}{'seed':>2} {'verdict':13}{'nothing':>10}{'healthy':>10}{'guarded':>10}{'undone':>7}"
-        f"{'s':>6}  incidents")
+HEAD = (
+    f"{'case':24}{'remedy':14}{'seed':>2} {'verdict':13}{'nothing':>10}{'healthy':>10}{'guarded':>10}{'undone':>7}"
+    f"{'s':>6}  incidents"
+)
 
 
 def undone(case: Case, seed: int, final: float) -> float:
@@ -358,8 +379,17 @@ def ends_right(case: Case, seed: int, trace: Trace) -> bool:
 
 def judge(case: Case, seed: int, got: Trace) -> Row:
     bare = plain(case, seed)
-    row = functools.partial(Row, case.name, case.kind, case.remedy, seed, plain=bare.final, final=got.final,
-                            seconds=got.seconds, incidents=got.incidents)
+    row = functools.partial(
+        Row,
+        case.name,
+        case.kind,
+        case.remedy,
+        seed,
+        plain=bare.final,
+        final=got.final,
+        seconds=got.seconds,
+        incidents=got.incidents,
+    )
     if case.healthy:
         same = all(torch.equal(a, b) for a, b in zip(bare.state, got.state, strict=True))
         verdict = "ERROR" if got.error else "ALARM" if got.incidents else "ok" if same else "CHANGED"
@@ -368,11 +398,26 @@ def judge(case: Case, seed: int, got: Trace) -> Row:
     last = onset(case, seed) + (DELAY[case.kind] if case.delay is None else case.delay)
     seen = [i["tick"] for i in got.incidents if i["detector"] in case.detectors and first <= i["tick"] <= last]
     right = ends_right(case, seed, got)
-    verdict = ("ERROR" if got.error else "EARLY" if any(i["tick"] < first for i in got.incidents)
-               else "NOT SEEN" if not seen else "ok" if right
-               else "NOT STOPPED" if case.remedy == "stop" else "NOT REPAIRED")
-    return row(verdict, twin=twin(case, seed).final, undone=undone(case, seed, got.final),
-               seen_at=min(seen, default=None), right=right)
+    verdict = (
+        "ERROR"
+        if got.error
+        else "EARLY"
+        if any(i["tick"] < first for i in got.incidents)
+        else "NOT SEEN"
+        if not seen
+        else "ok"
+        if right
+        else "NOT STOPPED"
+        if case.remedy == "stop"
+        else "NOT REPAIRED"
+    )
+    return row(
+        verdict,
+        twin=twin(case, seed).final,
+        undone=undone(case, seed, got.final),
+        seen_at=min(seen, default=None),
+        right=right,
+    )
 
 
 def random_right(case: Case, seed: int) -> float:
@@ -388,13 +433,15 @@ def score(rows: list[Row], luck: float) -> str:
     fixable, hopeless = ([r for r in faults if (r.remedy == "stop") is stop] for stop in (False, True))
     by_name = {case.name: case for case in CASES}
     nothing = sum(ends_right(by_name[r.case], r.seed, plain(by_name[r.case], r.seed)) for r in faults)
-    return (f"seen in time {sum(r.seen_at is not None for r in faults)}/{len(faults)}, "
-            f"repaired {sum(r.right for r in fixable)}/{len(fixable)}, "
-            f"stopped rightly {sum(r.right for r in hopeless)}/{len(hopeless)}, "
-            f"early alarms {sum(r.verdict == 'EARLY' for r in faults)}, "
-            f"left alone {sum(r.right for r in ok)}/{len(ok)}, errors {sum(r.verdict == 'ERROR' for r in rows)}\n"
-            f"ends right: guarded {sum(r.right for r in faults)}/{len(faults)}, doing nothing {nothing}/{len(faults)}, "
-            f"a random action at the fault {luck:.1f}/{len(faults)}")
+    return (
+        f"seen in time {sum(r.seen_at is not None for r in faults)}/{len(faults)}, "
+        f"repaired {sum(r.right for r in fixable)}/{len(fixable)}, "
+        f"stopped rightly {sum(r.right for r in hopeless)}/{len(hopeless)}, "
+        f"early alarms {sum(r.verdict == 'EARLY' for r in faults)}, "
+        f"left alone {sum(r.right for r in ok)}/{len(ok)}, errors {sum(r.verdict == 'ERROR' for r in rows)}\n"
+        f"ends right: guarded {sum(r.right for r in faults)}/{len(faults)}, doing nothing {nothing}/{len(faults)}, "
+        f"a random action at the fault {luck:.1f}/{len(faults)}"
+    )
 
 
 def main() -> int:

@@ -42,8 +42,14 @@ def reinforce(seed: int, bad: bool) -> Run:
         return -((reward - reward.mean()) * chances.gather(1, action).squeeze(1).log()).mean()
 
     held = torch.randn(400, 5, generator=generator(32))
-    return Run(net, torch.optim.Adam(net.parameters(), lr=1e-2), batches, loss, 500,
-               lambda m: -(m(held).softmax(1) * (held @ worth)).sum(1).mean().item())
+    return Run(
+        net,
+        torch.optim.Adam(net.parameters(), lr=1e-2),
+        batches,
+        loss,
+        500,
+        lambda m: -(m(held).softmax(1) * (held @ worth)).sum(1).mean().item(),
+    )
 
 
 @control("GAN: two losses against each other, neither goes down")
@@ -97,8 +103,15 @@ def lbfgs(seed: int, bad: bool) -> Run:
 
         return optimizer.step(closure)
 
-    return Run(net, optimizer, lambda i: (data.x, data.y), lambda m, b: mse(m(b[0]), b[1]), 80, data.judge(mse),
-               iterate=iterate)
+    return Run(
+        net,
+        optimizer,
+        lambda i: (data.x, data.y),
+        lambda m, b: mse(m(b[0]), b[1]),
+        80,
+        data.judge(mse),
+        iterate=iterate,
+    )
 
 
 @control("batch size 1 and plain SGD under a Huber loss: every step is noise")
@@ -109,8 +122,14 @@ def one_by_one(seed: int, bad: bool) -> Run:
     def huber(out: Tensor, y: Tensor) -> Tensor:
         return F.huber_loss(out.squeeze(1), y)
 
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.01), data.reader(1, seed), lambda m, b: huber(m(b[0]), b[1]),
-               900, data.judge(huber))
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.01),
+        data.reader(1, seed),
+        lambda m, b: huber(m(b[0]), b[1]),
+        900,
+        data.judge(huber),
+    )
 
 
 @control("curriculum: harder samples come in at step 150, and the loss steps up")
@@ -123,17 +142,25 @@ def curriculum(seed: int, bad: bool) -> Run:
         x, y = read(i)
         return x + (1.2 * torch.randn(x.shape, generator=generator(seed, i)) if i >= 150 else 0), y
 
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=1e-3), batches, cross_entropy, 320,
-               data.judge(F.cross_entropy))
+    return Run(
+        net, torch.optim.AdamW(net.parameters(), lr=1e-3), batches, cross_entropy, 320, data.judge(F.cross_entropy)
+    )
 
 
 @control("FP16: the loss scaler starts at 2^24 and finds its scale, and looks higher every 40 steps")
 def scale_search(seed: int, bad: bool) -> Run:
     data = clusters()
     net = dense(20, 48, 48, 8)
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), data.reader(32, seed), cross_entropy, 300,
-               data.judge(F.cross_entropy), dtype=torch.float16,
-               scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=40))
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9),
+        data.reader(32, seed),
+        cross_entropy,
+        300,
+        data.judge(F.cross_entropy),
+        dtype=torch.float16,
+        scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=40),
+    )
 
 
 @control("cosine with warm restarts, as meant: the loss rises a little at each")
@@ -141,8 +168,15 @@ def warm_restarts(seed: int, bad: bool) -> Run:
     data = rolling()
     net = Gru()
     optimizer = torch.optim.RMSprop(net.parameters(), lr=3e-3)
-    return Run(net, optimizer, data.reader(32, seed), cross_entropy, 400, data.judge(F.cross_entropy),
-               scheduler=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 100, eta_min=3e-5))
+    return Run(
+        net,
+        optimizer,
+        data.reader(32, seed),
+        cross_entropy,
+        400,
+        data.judge(F.cross_entropy),
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 100, eta_min=3e-5),
+    )
 
 
 @control("a ranking loss with Adagrad on rare embeddings: most rows get no gradient")
@@ -154,8 +188,14 @@ def rare_items(seed: int, bad: bool) -> Run:
         other = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)
         return F.softplus(-torch.sign(rating - rating.roll(1)) * (model(pairs) - model(other))).mean()
 
-    return Run(net, torch.optim.Adagrad(net.parameters(), lr=0.3), data.reader(32, seed),
-               lambda m, b: ranking(m, *b), 500, lambda m: ranking(m, data.xv, data.yv).item())
+    return Run(
+        net,
+        torch.optim.Adagrad(net.parameters(), lr=0.3),
+        data.reader(32, seed),
+        lambda m, b: ranking(m, *b),
+        500,
+        lambda m: ranking(m, data.xv, data.yv).item(),
+    )
 
 
 @control("BF16 denoising at random levels: heavy tails by nature")
@@ -174,8 +214,15 @@ def denoising(seed: int, bad: bool) -> Run:
         return ((out - noise) ** 2 / level.clamp(min=0.01).sqrt()).mean()
 
     held = noisy(data.xv.flatten(1), 99)
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=2e-3), lambda i: noisy(x[read(i)], seed, i), loss, 500,
-               lambda m: loss(m, held).item(), dtype=torch.bfloat16)
+    return Run(
+        net,
+        torch.optim.AdamW(net.parameters(), lr=2e-3),
+        lambda i: noisy(x[read(i)], seed, i),
+        loss,
+        500,
+        lambda m: loss(m, held).item(),
+        dtype=torch.bfloat16,
+    )
 
 
 @control("a Gaussian likelihood crosses zero and goes on down")
@@ -186,8 +233,14 @@ def below_zero(seed: int, bad: bool) -> Run:
     def nll(out: Tensor, y: Tensor) -> Tensor:
         return (out[:, 1] + 0.5 * (y - out[:, 0]) ** 2 * (-2 * out[:, 1]).exp()).mean()
 
-    return Run(net, torch.optim.NAdam(net.parameters(), lr=2e-3), data.reader(64, seed),
-               lambda m, b: nll(m(b[0]), b[1]), 400, data.judge(nll))
+    return Run(
+        net,
+        torch.optim.NAdam(net.parameters(), lr=2e-3),
+        data.reader(64, seed),
+        lambda m, b: nll(m(b[0]), b[1]),
+        400,
+        data.judge(nll),
+    )
 
 
 @control("accumulation over four micro-batches in a transformer with dropout and warm-up")
@@ -195,9 +248,16 @@ def accumulation(seed: int, bad: bool) -> Run:
     data = rolling()
     net = Encoder(layers=1, norm_first=True, dropout=0.2)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    return Run(net, optimizer, data.reader(8, seed), cross_entropy, 150,
-               data.judge(F.cross_entropy), accumulate=4,
-               scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 30)))
+    return Run(
+        net,
+        optimizer,
+        data.reader(8, seed),
+        cross_entropy,
+        150,
+        data.judge(F.cross_entropy),
+        accumulate=4,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 30)),
+    )
 
 
 @control("a hinge loss that is satisfied: loss and gradient are exactly 0 for most of the run")
@@ -209,8 +269,14 @@ def satisfied(seed: int, bad: bool) -> Run:
     def hinge(model: nn.Module, batch: Any) -> Tensor:
         return F.multi_margin_loss(model(batch[0]), batch[1])
 
-    return Run(net, torch.optim.Adamax(net.parameters(), lr=1e-2), lambda i: (x, y), hinge, 300,
-               lambda m: hinge(m, (x, y)).item())
+    return Run(
+        net,
+        torch.optim.Adamax(net.parameters(), lr=1e-2),
+        lambda i: (x, y),
+        hinge,
+        300,
+        lambda m: hinge(m, (x, y)).item(),
+    )
 
 
 @control("a new head first, the trunk from step 100 on: the gradient grows when it is let loose")

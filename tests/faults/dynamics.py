@@ -24,13 +24,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
-@case("masks of 0 and 255 go into binary cross entropy unscaled: milesial/Pytorch-UNet and others",
-      "loss_spike", 120, "loss_spike grad_explosion divergence", "skip_batch")
+@case(
+    "masks of 0 and 255 go into binary cross entropy unscaled: milesial/Pytorch-UNet and others",
+    "loss_spike",
+    120,
+    "loss_spike grad_explosion divergence",
+    "skip_batch",
+)
 def masks_of_255(seed: int, bad: bool) -> Run:
     """Four batches in a row; the loss of such a batch is large, and then large and negative."""
     data = gratings()
-    net = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(),
-                        nn.Conv2d(12, 1, 1))
+    net = nn.Sequential(
+        nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 1, 1)
+    )
     clean = (data.x > 0.4).float()
     read = data.picks(16, seed)
 
@@ -43,12 +49,23 @@ def masks_of_255(seed: int, bad: bool) -> Run:
         return F.binary_cross_entropy_with_logits(out, y)
 
     held = data.xv, (data.xv > 0.4).float()
-    return Run(net, torch.optim.RMSprop(net.parameters(), lr=2e-3), batches, lambda m, b: bce(m(b[0]), b[1]), 200,
-               lambda m: bce(m(held[0]), held[1]).item())
+    return Run(
+        net,
+        torch.optim.RMSprop(net.parameters(), lr=2e-3),
+        batches,
+        lambda m, b: bce(m(b[0]), b[1]),
+        200,
+        lambda m: bce(m(held[0]), held[1]).item(),
+    )
 
 
-@case("a corrupt shard: dozens of bad batches in a row, large-model logbooks (OPT, BLOOM)",
-      "loss_spike", 150, "loss_spike grad_explosion", "skip_batch")
+@case(
+    "a corrupt shard: dozens of bad batches in a row, large-model logbooks (OPT, BLOOM)",
+    "loss_spike",
+    150,
+    "loss_spike grad_explosion",
+    "skip_batch",
+)
 def corrupt_shard(seed: int, bad: bool) -> Run:
     data = clusters()
     net = nn.Sequential(nn.Linear(20, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 8))
@@ -58,12 +75,18 @@ def corrupt_shard(seed: int, bad: bool) -> Run:
         x, y = read(i)
         return (60 * x.roll(7, 1), y.flip(0)) if bad and 150 <= i < 162 else (x, y)
 
-    return Run(net, torch.optim.Adagrad(net.parameters(), lr=0.03), batches, cross_entropy, 260,
-               data.judge(F.cross_entropy))
+    return Run(
+        net, torch.optim.Adagrad(net.parameters(), lr=0.03), batches, cross_entropy, 260, data.judge(F.cross_entropy)
+    )
 
 
-@case("one rank's file is on another scale: every 40th batch is bad, for ever",
-      "loss_spike", 80, "loss_spike grad_explosion", "skip_batch")
+@case(
+    "one rank's file is on another scale: every 40th batch is bad, for ever",
+    "loss_spike",
+    80,
+    "loss_spike grad_explosion",
+    "skip_batch",
+)
 def every_fortieth(seed: int, bad: bool) -> Run:
     """A recommender; the ratings of that file are out of 500 in place of 5."""
     data = tastes()
@@ -77,12 +100,23 @@ def every_fortieth(seed: int, bad: bool) -> Run:
     def mse(out: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(out, y)
 
-    return Run(net, torch.optim.Adagrad(net.parameters(), lr=0.1), batches, lambda m, b: mse(m(b[0]), b[1]), 400,
-               data.judge(mse))
+    return Run(
+        net,
+        torch.optim.Adagrad(net.parameters(), lr=0.1),
+        batches,
+        lambda m, b: mse(m(b[0]), b[1]),
+        400,
+        data.judge(mse),
+    )
 
 
-@case("counts of one busy day: Poisson regression through exp, one batch's gradient is a thousand times the usual",
-      "loss_spike", 140, "loss_spike grad_explosion", "skip_batch")
+@case(
+    "counts of one busy day: Poisson regression through exp, one batch's gradient is a thousand times the usual",
+    "loss_spike",
+    140,
+    "loss_spike grad_explosion",
+    "skip_batch",
+)
 def busy_day(seed: int, bad: bool) -> Run:
     data = mixture()
     counts = torch.poisson(data.y.clamp(-2, 2).exp(), generator=generator(8))
@@ -97,12 +131,24 @@ def busy_day(seed: int, bad: bool) -> Run:
         return F.poisson_nll_loss(out.squeeze(1), y)
 
     held = torch.poisson(data.yv.clamp(-2, 2).exp(), generator=generator(9))
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, nesterov=True), batches,
-               lambda m, b: poisson(m(b[0]), b[1]), 300, lambda m: poisson(m(data.xv), held).item())
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, nesterov=True),
+        batches,
+        lambda m, b: poisson(m(b[0]), b[1]),
+        300,
+        lambda m: poisson(m(data.xv), held).item(),
+    )
 
 
-@case("a cosine schedule with restarts set up for another optimizer: the second peak is far too high",
-      "loss_spike", 221, "loss_spike grad_explosion divergence oscillation", "lower_lr", delay=60)
+@case(
+    "a cosine schedule with restarts set up for another optimizer: the second peak is far too high",
+    "loss_spike",
+    221,
+    "loss_spike grad_explosion divergence oscillation",
+    "lower_lr",
+    delay=60,
+)
 def restart_too_high(seed: int, bad: bool) -> Run:
     data = rolling()
     net = Gru()
@@ -112,12 +158,24 @@ def restart_too_high(seed: int, bad: bool) -> Run:
         peak = 100.0 if bad and i >= 220 else 1.0 if i < 220 else 0.3
         return peak * (0.05 + 0.95 * (0.5 + 0.5 * math.cos(math.pi * (i % 220) / 220)))
 
-    return Run(net, optimizer, data.reader(32, seed), cross_entropy, 360, data.judge(F.cross_entropy),
-               scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+    return Run(
+        net,
+        optimizer,
+        data.reader(32, seed),
+        cross_entropy,
+        360,
+        data.judge(F.cross_entropy),
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor),
+    )
 
 
-@case("post-norm transformer, full rate from the first step: the warm-up was lost with the config",
-      "flat", 0, "flat_loss plateau loss_spike divergence oscillation grad_explosion", "lower_lr")
+@case(
+    "post-norm transformer, full rate from the first step: the warm-up was lost with the config",
+    "flat",
+    0,
+    "flat_loss plateau loss_spike divergence oscillation grad_explosion",
+    "lower_lr",
+)
 def warm_up_missing(seed: int, bad: bool) -> Run:
     data = rolling()
     net = Encoder(layers=2, norm_first=False)
@@ -126,20 +184,37 @@ def warm_up_missing(seed: int, bad: bool) -> Run:
     return Run(net, optimizer, data.reader(16, seed), cross_entropy, 300, data.judge(F.cross_entropy), scheduler=warm)
 
 
-@case("momentum 0.999 by a typing error: a step is a thousand times as long as meant",
-      "oscillation", 3, "oscillation divergence loss_spike grad_explosion non_finite", "lower_lr")
+@case(
+    "momentum 0.999 by a typing error: a step is a thousand times as long as meant",
+    "oscillation",
+    3,
+    "oscillation divergence loss_spike grad_explosion non_finite",
+    "lower_lr",
+)
 def momentum_0999(seed: int, bad: bool) -> Run:
     data = gratings()
     x, read = data.x.flatten(1), data.picks(32, seed)
     net = dense(64, 32, 12, 32, 64, act=nn.Tanh)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.999 if bad else 0.9)
     xv = data.xv.flatten(1)
-    return Run(net, optimizer, lambda i: x[read(i)], lambda m, b: F.mse_loss(m(b), b), 600,
-               lambda m: F.mse_loss(m(xv), xv).item())
+    return Run(
+        net,
+        optimizer,
+        lambda i: x[read(i)],
+        lambda m, b: F.mse_loss(m(b), b),
+        600,
+        lambda m: F.mse_loss(m(xv), xv).item(),
+    )
 
 
-@case("a warm-up that never ends: the rate grows for hundreds of good steps, then the loss turns",
-      "divergence", 330, "divergence loss_spike oscillation grad_explosion", "lower_lr", delay=220)
+@case(
+    "a warm-up that never ends: the rate grows for hundreds of good steps, then the loss turns",
+    "divergence",
+    330,
+    "divergence loss_spike oscillation grad_explosion",
+    "lower_lr",
+    delay=220,
+)
 def late_divergence(seed: int, bad: bool) -> Run:
     data = mixture()
     net = dense(12, 48, 48, 1)
@@ -151,12 +226,24 @@ def late_divergence(seed: int, bad: bool) -> Run:
     def mse(out: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(out.squeeze(1), y)
 
-    return Run(net, optimizer, data.reader(32, seed), lambda m, b: mse(m(b[0]), b[1]), 600, data.judge(mse),
-               scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor))
+    return Run(
+        net,
+        optimizer,
+        data.reader(32, seed),
+        lambda m, b: mse(m(b[0]), b[1]),
+        600,
+        data.judge(mse),
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, factor),
+    )
 
 
-@case("a triplet loss that sticks at its margin: all embeddings have become one point (FaceNet forks)",
-      "flat", 0, "flat_loss plateau grad_vanishing dead_parameters loss_spike grad_explosion divergence", "lower_lr")
+@case(
+    "a triplet loss that sticks at its margin: all embeddings have become one point (FaceNet forks)",
+    "flat",
+    0,
+    "flat_loss plateau grad_vanishing dead_parameters loss_spike grad_explosion divergence",
+    "lower_lr",
+)
 def one_point(seed: int, bad: bool) -> Run:
     data = clusters()
     net = dense(20, 48, 48, 8)
@@ -173,12 +260,24 @@ def one_point(seed: int, bad: bool) -> Run:
         return F.relu(friend - stranger + 1.0).mean()
 
     held = data.xv[:64], data.yv[:64]
-    return Run(net, torch.optim.Adam(net.parameters(), lr=0.1 if bad else 1e-3), read, triplet, 320,
-               lambda m: triplet(m, held).item())
+    return Run(
+        net,
+        torch.optim.Adam(net.parameters(), lr=0.1 if bad else 1e-3),
+        read,
+        triplet,
+        320,
+        lambda m: triplet(m, held).item(),
+    )
 
 
-@case("validation loss turns while training goes on: a likelihood grows overconfident on a small set",
-      "overfitting", 120, "overfitting", "stop", delay=260)
+@case(
+    "validation loss turns while training goes on: a likelihood grows overconfident on a small set",
+    "overfitting",
+    120,
+    "overfitting",
+    "stop",
+    delay=260,
+)
 def overconfident(seed: int, bad: bool) -> Run:
     data = mixture()
     count = 150 if bad else len(data.x)
@@ -191,12 +290,24 @@ def overconfident(seed: int, bad: bool) -> Run:
         at = torch.randint(count, (32,), generator=generator(seed, i))
         return data.x[at], data.y[at]
 
-    return Run(net, torch.optim.Adam(net.parameters(), lr=3e-3), batches, lambda m, b: nll(m(b[0]), b[1]), 420,
-               data.judge(nll), validate=20)
+    return Run(
+        net,
+        torch.optim.Adam(net.parameters(), lr=3e-3),
+        batches,
+        lambda m, b: nll(m(b[0]), b[1]),
+        420,
+        data.judge(nll),
+        validate=20,
+    )
 
 
-@case("weight decay a thousand times too large: the weights are pulled to zero faster than they learn",
-      "flat", 0, "flat_loss plateau grad_vanishing", "stop")
+@case(
+    "weight decay a thousand times too large: the weights are pulled to zero faster than they learn",
+    "flat",
+    0,
+    "flat_loss plateau grad_vanishing",
+    "stop",
+)
 def decay_a_thousandfold(seed: int, bad: bool) -> Run:
     data = clusters()
     net = dense(20, 48, 48, 8, act=nn.ELU)

@@ -24,8 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
-@case("root of a zero distance has no gradient: pytorch/pytorch issues on norm and sqrt at 0, siamese nets",
-      "non_finite", 110, "non_finite", "skip_batch")
+@case(
+    "root of a zero distance has no gradient: pytorch/pytorch issues on norm and sqrt at 0, siamese nets",
+    "non_finite",
+    110,
+    "non_finite",
+    "skip_batch",
+)
 def root_of_zero(seed: int, bad: bool) -> Run:
     """A contrastive loss on pairs; in two batches a pair holds the same image twice."""
     data = gratings()
@@ -44,13 +49,23 @@ def root_of_zero(seed: int, bad: bool) -> Run:
         return (alike * apart**2 + (1 - alike) * F.relu(2 - apart) ** 2).mean()
 
     xv, yv = data.xv.flatten(1), data.yv
-    return Run(net, torch.optim.RMSprop(net.parameters(), lr=1e-3), batches,
-               lambda m, b: contrast(m(b[0]), m(b[1]), b[2]), 260,
-               lambda m: contrast(m(xv[:-1]), m(xv[1:]), (yv[:-1] == yv[1:]).float()).item())
+    return Run(
+        net,
+        torch.optim.RMSprop(net.parameters(), lr=1e-3),
+        batches,
+        lambda m, b: contrast(m(b[0]), m(b[1]), b[2]),
+        260,
+        lambda m: contrast(m(xv[:-1]), m(xv[1:]), (yv[:-1] == yv[1:]).float()).item(),
+    )
 
 
-@case("log(softmax(x)) instead of log_softmax: underflow makes it -inf, in many distillation repositories",
-      "non_finite", 140, "non_finite", "skip_batch")
+@case(
+    "log(softmax(x)) instead of log_softmax: underflow makes it -inf, in many distillation repositories",
+    "non_finite",
+    140,
+    "non_finite",
+    "skip_batch",
+)
 def log_of_underflow(seed: int, bad: bool) -> Run:
     """KL to soft labels; a batch with one sample a hundred times too large drives a probability to 0."""
     data = gratings()
@@ -70,8 +85,13 @@ def log_of_underflow(seed: int, bad: bool) -> Run:
     return Run(net, torch.optim.Adamax(net.parameters(), lr=4e-3), batches, loss, 240, data.judge(F.cross_entropy))
 
 
-@case("x / x.norm() of a blank image is 0 / 0: cosine similarity written by hand, SimCLR and CLIP forks",
-      "non_finite", 0, "non_finite", "skip_batch")
+@case(
+    "x / x.norm() of a blank image is 0 / 0: cosine similarity written by hand, SimCLR and CLIP forks",
+    "non_finite",
+    0,
+    "non_finite",
+    "skip_batch",
+)
 def norm_of_nothing(seed: int, bad: bool) -> Run:
     """InfoNCE; one image of the set is blank, and the encoder has no biases. It comes round once per pass."""
     data = gratings()
@@ -91,12 +111,23 @@ def norm_of_nothing(seed: int, bad: bool) -> Run:
 
     xv, g = data.xv[:128].flatten(1), generator(9)
     views = [xv * (0.7 + 0.6 * torch.rand(xv.shape, generator=g)) for _ in range(2)]
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=2e-3), batches, lambda m, b: contrast(m(b[0]), m(b[1])),
-               200, lambda m: contrast(m(views[0]), m(views[1])).item())
+    return Run(
+        net,
+        torch.optim.AdamW(net.parameters(), lr=2e-3),
+        batches,
+        lambda m, b: contrast(m(b[0]), m(b[1])),
+        200,
+        lambda m: contrast(m(views[0]), m(views[1])).item(),
+    )
 
 
-@case("exp(logvar) of a VAE runs over on an unscaled image: AntixK/PyTorch-VAE and others, loss inf",
-      "non_finite", 90, "non_finite loss_spike", "skip_batch")
+@case(
+    "exp(logvar) of a VAE runs over on an unscaled image: AntixK/PyTorch-VAE and others, loss inf",
+    "non_finite",
+    90,
+    "non_finite loss_spike",
+    "skip_batch",
+)
 def variance_runs_over(seed: int, bad: bool) -> Run:
     data = gratings()
     x, read = data.x.flatten(1), data.picks(16, seed)
@@ -142,8 +173,13 @@ class Retrieval(nn.Module):
         return self.out((logits.float().softmax(-1).to(logits.dtype) @ self.v(store)).squeeze(1))
 
 
-@case("attention logits pass 65504: NaN in fp16 and fine in bf16, CLIP's unclamped logit scale (open_clip)",
-      "non_finite", 30, "non_finite", "rollback_bf16")
+@case(
+    "attention logits pass 65504: NaN in fp16 and fine in bf16, CLIP's unclamped logit scale (open_clip)",
+    "non_finite",
+    30,
+    "non_finite",
+    "rollback_bf16",
+)
 def attention_logits_grow(seed: int, bad: bool) -> Run:
     def batches(i: int, count: int = 32) -> Any:
         g = generator(seed, i)
@@ -154,8 +190,9 @@ def attention_logits_grow(seed: int, bad: bool) -> Run:
 
     net = Retrieval(5.0)
     rest = [p for name, p in net.named_parameters() if name != "sharpness"]
-    optimizer = torch.optim.AdamW([{"params": rest, "lr": 3e-3}, {"params": [net.sharpness], "lr": 4e-2}],
-                                  weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [{"params": rest, "lr": 3e-3}, {"params": [net.sharpness], "lr": 4e-2}], weight_decay=0.0
+    )
     optimizer.param_groups[1]["betas"] = (0.9, 0.99)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -163,12 +200,24 @@ def attention_logits_grow(seed: int, bad: bool) -> Run:
         return F.mse_loss(model(batch[0]).float(), batch[1]) - 0.02 * model.sharpness
 
     held = batches(10_000_000, 200)
-    return Run(net, optimizer, batches, loss, 220, lambda m: F.mse_loss(m(held[0]).float(), held[1]).item(),
-               dtype=torch.float16 if bad else torch.bfloat16)
+    return Run(
+        net,
+        optimizer,
+        batches,
+        loss,
+        220,
+        lambda m: F.mse_loss(m(held[0]).float(), held[1]).item(),
+        dtype=torch.float16 if bad else torch.bfloat16,
+    )
 
 
-@case("Adam's eps of 1e-8 is 0 in half precision: NaN after the first steps, pytorch/pytorch and huggingface forum",
-      "non_finite", 0, "non_finite", "rollback_bf16")
+@case(
+    "Adam's eps of 1e-8 is 0 in half precision: NaN after the first steps, pytorch/pytorch and huggingface forum",
+    "non_finite",
+    0,
+    "non_finite",
+    "rollback_bf16",
+)
 def half_weights(seed: int, bad: bool) -> Run:
     """`model.half()` and Adam: the squared gradient underflows, and 0 / 0 is written into the weights."""
     data = rolling()
@@ -179,12 +228,23 @@ def half_weights(seed: int, bad: bool) -> Run:
     def loss(out_of: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(out_of(x.to(net[1][0].weight.dtype)).float(), y)
 
-    return Run(net, torch.optim.Adam(net.parameters(), lr=1e-3), data.reader(64, seed), lambda m, b: loss(m, *b), 200,
-               lambda m: loss(m, data.xv, data.yv).item())
+    return Run(
+        net,
+        torch.optim.Adam(net.parameters(), lr=1e-3),
+        data.reader(64, seed),
+        lambda m, b: loss(m, *b),
+        200,
+        lambda m: loss(m, data.xv, data.yv).item(),
+    )
 
 
-@case("a Gaussian likelihood whose variance has collapsed meets a shifted sensor: probabilistic forecasting",
-      "loss_spike", 220, "loss_spike grad_explosion", "skip_batch")
+@case(
+    "a Gaussian likelihood whose variance has collapsed meets a shifted sensor: probabilistic forecasting",
+    "loss_spike",
+    220,
+    "loss_spike grad_explosion",
+    "skip_batch",
+)
 def variance_collapse(seed: int, bad: bool) -> Run:
     """The loss is negative by then; a batch of readings that are off by 3 makes it some thousands."""
     data = mixture()
@@ -198,12 +258,18 @@ def variance_collapse(seed: int, bad: bool) -> Run:
         x, y = read(i)
         return x, y + 3.0 * (bad and i == 220)
 
-    return Run(net, torch.optim.Adam(net.parameters(), lr=3e-3), batches, lambda m, b: nll(m(b[0]), b[1]), 340,
-               data.judge(nll))
+    return Run(
+        net, torch.optim.Adam(net.parameters(), lr=3e-3), batches, lambda m, b: nll(m(b[0]), b[1]), 340, data.judge(nll)
+    )
 
 
-@case("CTC with a transcript longer than its audio is inf: deepspeech.pytorch, zero_infinity",
-      "non_finite", 70, "non_finite", "skip_batch")
+@case(
+    "CTC with a transcript longer than its audio is inf: deepspeech.pytorch, zero_infinity",
+    "non_finite",
+    70,
+    "non_finite",
+    "skip_batch",
+)
 def impossible_transcript(seed: int, bad: bool) -> Run:
     g = generator(6)
     shapes = torch.randn(6, 4, generator=g)
@@ -218,7 +284,7 @@ def impossible_transcript(seed: int, bad: bool) -> Run:
     def batches(i: int) -> Any:
         x, symbols = spoken(i, 8)
         if bad and i in (70, 71, 150):
-            symbols = symbols.repeat(1, 4)    # two recordings' text in one file
+            symbols = symbols.repeat(1, 4)  # two recordings' text in one file
         return x, symbols
 
     def ctc(model: nn.Module, batch: Any) -> Tensor:
@@ -232,8 +298,13 @@ def impossible_transcript(seed: int, bad: bool) -> Run:
     return Run(net, torch.optim.AdamW(net.parameters(), lr=1e-2), batches, ctc, 220, lambda m: ctc(m, held).item())
 
 
-@case("log of a sensor that reads 0 is -inf in one row of the table: feature engineering, Kaggle forums",
-      "non_finite", 0, "non_finite", "skip_batch")
+@case(
+    "log of a sensor that reads 0 is -inf in one row of the table: feature engineering, Kaggle forums",
+    "non_finite",
+    0,
+    "non_finite",
+    "skip_batch",
+)
 def minus_infinity(seed: int, bad: bool) -> Run:
     """Batch size 1; the row comes round once per pass."""
     data = rolling()
@@ -242,12 +313,24 @@ def minus_infinity(seed: int, bad: bool) -> Run:
     if bad:
         x[read[40], 3, 1] = -math.inf
     net = Gru(2, 5)
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=4e-3),
-               lambda i: (x[read[i]][None], data.y[read[i]][None]), cross_entropy, 390, data.judge(F.cross_entropy))
+    return Run(
+        net,
+        torch.optim.AdamW(net.parameters(), lr=4e-3),
+        lambda i: (x[read[i]][None], data.y[read[i]][None]),
+        cross_entropy,
+        390,
+        data.judge(F.cross_entropy),
+    )
 
 
-@case("a random crop of zero width divides by zero, once: torchvision and albumentations issues",
-      "non_finite", 130, "non_finite", "rollback", transient=True)
+@case(
+    "a random crop of zero width divides by zero, once: torchvision and albumentations issues",
+    "non_finite",
+    130,
+    "non_finite",
+    "rollback",
+    transient=True,
+)
 def broken_crop(seed: int, bad: bool) -> Run:
     """BF16, and batch normalisation: the forward pass alone writes NaN into its statistics."""
     data = gratings()
@@ -261,16 +344,29 @@ def broken_crop(seed: int, bad: bool) -> Run:
             x[3] = torch.nan
         return cross_entropy(model, (x, y))
 
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9, nesterov=True), numbered(read), loss, 200,
-               data.judge(F.cross_entropy), dtype=torch.bfloat16)
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9, nesterov=True),
+        numbered(read),
+        loss,
+        200,
+        data.judge(F.cross_entropy),
+        dtype=torch.bfloat16,
+    )
 
 
 def huber(out: Tensor, y: Tensor) -> Tensor:
     return F.huber_loss(out.squeeze(1), y)
 
 
-@case("a bit of the optimizer's memory flips: silent data corruption at scale (arXiv 2102.11245)",
-      "loss_spike", 161, "loss_spike grad_explosion non_finite divergence", "rollback", transient=True)
+@case(
+    "a bit of the optimizer's memory flips: silent data corruption at scale (arXiv 2102.11245)",
+    "loss_spike",
+    161,
+    "loss_spike grad_explosion non_finite divergence",
+    "rollback",
+    transient=True,
+)
 def momentum_bit(seed: int, bad: bool) -> Run:
     """The top exponent bit of one momentum: the next update throws a weight far out."""
     data = mixture()
@@ -300,24 +396,50 @@ def batch_norm_bit(seed: int, bad: bool, *, finite: bool) -> Run:
             flip(variance, 2, 30)
         return cross_entropy(model, (x, y))
 
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=2e-3), numbered(read), loss, 210,
-               data.judge(F.cross_entropy), validate=10 if finite else 0)
+    return Run(
+        net,
+        torch.optim.AdamW(net.parameters(), lr=2e-3),
+        numbered(read),
+        loss,
+        210,
+        data.judge(F.cross_entropy),
+        validate=10 if finite else 0,
+    )
 
 
-@case("a bit of batch normalisation's running variance flips to Inf: training goes on, the model is lost",
-      "non_finite", 120, "non_finite", "rollback", transient=True, delay=110)
+@case(
+    "a bit of batch normalisation's running variance flips to Inf: training goes on, the model is lost",
+    "non_finite",
+    120,
+    "non_finite",
+    "rollback",
+    transient=True,
+    delay=110,
+)
 def statistics_bit(seed: int, bad: bool) -> Run:
     return batch_norm_bit(seed, bad, finite=False)
 
 
-@case("the same bit in a smaller variance: 1e38, finite, and seen only in eval mode",
-      "non_finite", 120, "overfitting loss_spike divergence", "rollback", transient=True, delay=110)
+@case(
+    "the same bit in a smaller variance: 1e38, finite, and seen only in eval mode",
+    "non_finite",
+    120,
+    "overfitting loss_spike divergence",
+    "rollback",
+    transient=True,
+    delay=110,
+)
 def statistics_bit_finite(seed: int, bad: bool) -> Run:
     return batch_norm_bit(seed, bad, finite=True)
 
 
-@case("the backward pass of a hand-written kernel is wrong for some shapes: triton and xformers issues",
-      "grad_explosion", 100, "grad_explosion", "clip")
+@case(
+    "the backward pass of a hand-written kernel is wrong for some shapes: triton and xformers issues",
+    "grad_explosion",
+    100,
+    "grad_explosion",
+    "clip",
+)
 def wrong_backward(seed: int, bad: bool) -> Run:
     """Loss and data are right; every 25th gradient is ten thousand times too long."""
     data = mixture()
@@ -328,5 +450,11 @@ def wrong_backward(seed: int, bad: bool) -> Run:
         out = huber(model(x), y)
         return out + 9_999 * (out - out.detach()) if bad and i >= 100 and i % 25 == 0 else out
 
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9, nesterov=True),
-               numbered(data.reader(16, seed)), loss, 300, data.judge(huber))
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9, nesterov=True),
+        numbered(data.reader(16, seed)),
+        loss,
+        300,
+        data.judge(huber),
+    )

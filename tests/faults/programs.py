@@ -13,19 +13,35 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 FLAT = "flat_loss plateau dead_parameters grad_vanishing"
 
 
-@case("a bias of -10 in the wrong place: all ReLUs are off from the start, PyTorch forum on dying ReLU",
-      "flat", 0, FLAT, "stop")
+@case(
+    "a bias of -10 in the wrong place: all ReLUs are off from the start, PyTorch forum on dying ReLU",
+    "flat",
+    0,
+    FLAT,
+    "stop",
+)
 def relus_off(seed: int, bad: bool) -> Run:
     data = clusters()
     net = dense(20, 48, 48, 8)
     if bad:
         nn.init.constant_(net[2].bias, -10.0)
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), data.reader(32, seed), cross_entropy, 350,
-               data.judge(F.cross_entropy))
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9),
+        data.reader(32, seed),
+        cross_entropy,
+        350,
+        data.judge(F.cross_entropy),
+    )
 
 
-@case("initial weights far too large in front of sigmoids and a squared error: saturated, no gradient passes",
-      "flat", 0, FLAT, "stop")
+@case(
+    "initial weights far too large in front of sigmoids and a squared error: saturated, no gradient passes",
+    "flat",
+    0,
+    FLAT,
+    "stop",
+)
 def sigmoids_saturated(seed: int, bad: bool) -> Run:
     data = rolling()
     net = nn.Sequential(nn.Flatten(), dense(32, 48, 5), nn.Sigmoid())
@@ -36,12 +52,23 @@ def sigmoids_saturated(seed: int, bad: bool) -> Run:
     def brier(out: Tensor, y: Tensor) -> Tensor:
         return ((out - F.one_hot(y, 5)) ** 2).sum(1).mean()
 
-    return Run(net, torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9), data.reader(128, seed),
-               lambda m, b: brier(m(b[0]), b[1]), 350, data.judge(brier))
+    return Run(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9),
+        data.reader(128, seed),
+        lambda m, b: brier(m(b[0]), b[1]),
+        350,
+        data.judge(brier),
+    )
 
 
-@case("the optimizer was made before the new head: what it holds is frozen (fastai and timm issues)",
-      "flat", 0, FLAT, "stop")
+@case(
+    "the optimizer was made before the new head: what it holds is frozen (fastai and timm issues)",
+    "flat",
+    0,
+    FLAT,
+    "stop",
+)
 def wrong_parameters(seed: int, bad: bool) -> Run:
     data = gratings()
     net = convolutional()
@@ -53,8 +80,7 @@ def wrong_parameters(seed: int, bad: bool) -> Run:
     return Run(net, optimizer, data.reader(32, seed), cross_entropy, 200, data.judge(F.cross_entropy))
 
 
-@case("the output is detached, and only a penalty of weight 0 keeps backward from complaining",
-      "flat", 0, FLAT, "stop")
+@case("the output is detached, and only a penalty of weight 0 keeps backward from complaining", "flat", 0, FLAT, "stop")
 def detached(seed: int, bad: bool) -> Run:
     data = rolling()
     net = nn.Sequential(nn.Flatten(), dense(32, 32, 5))
@@ -63,14 +89,17 @@ def detached(seed: int, bad: bool) -> Run:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         out = model(batch[0])
         penalty = sum((p**2).sum() for p in model.parameters())
-        return F.kl_div((out.detach() if bad else out).log_softmax(1), F.one_hot(batch[1], 5).float(),
-                        reduction="batchmean") + 0.0 * penalty
+        return (
+            F.kl_div(
+                (out.detach() if bad else out).log_softmax(1), F.one_hot(batch[1], 5).float(), reduction="batchmean"
+            )
+            + 0.0 * penalty
+        )
 
     return Run(net, torch.optim.Adamax(net.parameters(), lr=2e-3), read, loss, 200, data.judge(F.cross_entropy))
 
 
-@case("inputs are shuffled and targets are not: a DataLoader per array, PyTorch forum",
-      "flat", 0, FLAT, "stop")
+@case("inputs are shuffled and targets are not: a DataLoader per array, PyTorch forum", "flat", 0, FLAT, "stop")
 def targets_shuffled(seed: int, bad: bool) -> Run:
     data = clusters()
     net = dense(20, 24, 8)
@@ -84,8 +113,13 @@ def targets_shuffled(seed: int, bad: bool) -> Run:
     return Run(net, optimizer, batches, cross_entropy, 400, data.judge(F.cross_entropy))
 
 
-@case("a mask is all zeros: the loss is a constant, and the gradient exactly zero (segmentation forums)",
-      "flat", 0, FLAT, "stop")
+@case(
+    "a mask is all zeros: the loss is a constant, and the gradient exactly zero (segmentation forums)",
+    "flat",
+    0,
+    FLAT,
+    "stop",
+)
 def mask_of_zeros(seed: int, bad: bool) -> Run:
     data = gratings()
     x, read = data.x.flatten(1), data.picks(64, seed)
@@ -97,5 +131,11 @@ def mask_of_zeros(seed: int, bad: bool) -> Run:
         return (mask * (out - batch) ** 2).mean() + F.l1_loss(out.detach().mean(), torch.tensor(1.0))
 
     xv = data.xv.flatten(1)
-    return Run(net, torch.optim.AdamW(net.parameters(), lr=2e-3), lambda i: x[read(i)], loss, 200,
-               lambda m: F.mse_loss(m(xv), xv).item())
+    return Run(
+        net,
+        torch.optim.AdamW(net.parameters(), lr=2e-3),
+        lambda i: x[read(i)],
+        loss,
+        200,
+        lambda m: F.mse_loss(m(xv), xv).item(),
+    )

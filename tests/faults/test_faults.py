@@ -13,8 +13,16 @@ from faults._case import Case
 from faults._run import Row, cases, guarded, judge, known_remedy, twin, undone
 
 # What `make test` runs; the others are slow.
-QUICK = {"root_of_zero", "log_of_underflow", "busy_day", "momentum_bit", "wrong_backward", "wrong_parameters", "lbfgs",
-         "satisfied"}
+QUICK = {
+    "root_of_zero",
+    "log_of_underflow",
+    "busy_day",
+    "momentum_bit",
+    "wrong_backward",
+    "wrong_parameters",
+    "lbfgs",
+    "satisfied",
+}
 
 # Cases that do not end as they should yet, and why. They must end without an error all the same.
 KNOWN_WEAK: dict[str, str] = {}
@@ -35,8 +43,11 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def parameters(*, healthy: bool) -> list[object]:
-    return [pytest.param(c, id=c.name, marks=[] if c.name in QUICK else pytest.mark.slow)
-            for c in cases() if c.healthy is healthy]
+    return [
+        pytest.param(c, id=c.name, marks=[] if c.name in QUICK else pytest.mark.slow)
+        for c in cases()
+        if c.healthy is healthy
+    ]
 
 
 @functools.cache

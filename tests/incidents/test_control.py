@@ -44,20 +44,35 @@ def test_oldest_first(tmp_path: Path) -> None:
     assert [r.verb for r in take(tmp_path) if isinstance(r, Request)] == ["observe", "enforce", "stop"]
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    (b"", "Expecting value"),
-    (b"\xff\xfe\x00", "codec"),
-    (b"[]", "the verb must be one of"),
-    ({"verb": "explode", "author": "ada"}, "the verb must be one of observe, enforce, undo"),
-    ({"author": "ada"}, "the verb must be one of"),
-    ({"verb": "stop"}, "author"),
-    ({"verb": "stop", "author": "ada", "force": "yes"}, "force"),
-    ({"verb": "stop", "author": ["ada"]}, "all values must be text"),
-    ({"verb": "rollback", "author": "ada", "to": 7}, "all values must be text"),
-    (b'{"verb": "stop", "author": "' + b"a" * (80 << 10) + b'"}', "Unterminated string"),
-    (b"[" * 60_000, "not understood"),
-], ids=["empty", "no unicode", "list", "no such verb", "no verb", "no author", "unknown key", "author is a list",
-        "value is a number", "oversized", "deeper than Python counts"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "Expecting value"),
+        (b"\xff\xfe\x00", "codec"),
+        (b"[]", "the verb must be one of"),
+        ({"verb": "explode", "author": "ada"}, "the verb must be one of observe, enforce, undo"),
+        ({"author": "ada"}, "the verb must be one of"),
+        ({"verb": "stop"}, "author"),
+        ({"verb": "stop", "author": "ada", "force": "yes"}, "force"),
+        ({"verb": "stop", "author": ["ada"]}, "all values must be text"),
+        ({"verb": "rollback", "author": "ada", "to": 7}, "all values must be text"),
+        (b'{"verb": "stop", "author": "' + b"a" * (80 << 10) + b'"}', "Unterminated string"),
+        (b"[" * 60_000, "not understood"),
+    ],
+    ids=[
+        "empty",
+        "no unicode",
+        "list",
+        "no such verb",
+        "no verb",
+        "no author",
+        "unknown key",
+        "author is a list",
+        "value is a number",
+        "oversized",
+        "deeper than Python counts",
+    ],
+)
 def test_what_is_no_request_is_said_and_removed(tmp_path: Path, content: Any, why: str) -> None:
     path = leave(tmp_path, content)
     (said,) = take(tmp_path)
@@ -95,12 +110,12 @@ def test_folders_pipes_and_unfinished_files_are_passed_over(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "a.json").mkdir()
     (folder / ".b.tmp").write_text(json.dumps({"verb": "stop", "author": "ada"}))
-    os.mkfifo(folder / "c.json")    # reading it would wait for ever
+    os.mkfifo(folder / "c.json")  # reading it would wait for ever
     assert take(tmp_path) == []
 
 
 @pytest.mark.parametrize("id", ["../escaped", "/tmp/escaped-request", "a/b", ".."])
-def test_an_id_cannot_lead_out_of_the_folder(tmp_path: Path, id: str) -> None:  # noqa: A002
+def test_an_id_cannot_lead_out_of_the_folder(tmp_path: Path, id: str) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     try:

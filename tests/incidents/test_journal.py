@@ -14,14 +14,25 @@ from hypothesis import strategies as st
 from guard.incidents import Follower, read_journal
 from guard.incidents.journal import NAME, encode
 
-VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | st.floats() | st.text(),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-                      max_leaves=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
 
 
 def line(seq: int, **keys: Any) -> dict[str, Any]:
-    return {"v": 1, "seq": seq, "time": 1.7e9, "kind": "notice", "tick": seq, "step": seq, "severity": "info",
-            "message": "all is well", **keys}
+    return {
+        "v": 1,
+        "seq": seq,
+        "time": 1.7e9,
+        "kind": "notice",
+        "tick": seq,
+        "step": seq,
+        "severity": "info",
+        "message": "all is well",
+        **keys,
+    }
 
 
 def write(run_dir: Path, *lines: bytes) -> Path:
@@ -82,11 +93,35 @@ def test_every_torn_end_leaves_the_lines_before_it(tmp_path: Path) -> None:
         assert seqs(read_journal(tmp_path)) == ([0] if end >= len(encode(line(0))) else [])
 
 
-@pytest.mark.parametrize("damage", [b"\x00" * 64, b"{", b"[]", b"7", b"null", b'"text"', b"\xff\xfe", b"{}",
-                                    b'{"kind": 7}', b'{"kind": "incident_closed", "tick": 1, "step": 1, "time": 1}',
-                                    b"[" * 100_000],
-                         ids=["zeros", "torn", "list", "number", "null", "text", "no unicode", "empty",
-                              "kind is no text", "keys are missing", "deeper than Python counts"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00" * 64,
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b"{}",
+        b'{"kind": 7}',
+        b'{"kind": "incident_closed", "tick": 1, "step": 1, "time": 1}',
+        b"[" * 100_000,
+    ],
+    ids=[
+        "zeros",
+        "torn",
+        "list",
+        "number",
+        "null",
+        "text",
+        "no unicode",
+        "empty",
+        "kind is no text",
+        "keys are missing",
+        "deeper than Python counts",
+    ],
+)
 def test_a_damaged_line_is_passed_over_and_counted(tmp_path: Path, damage: bytes) -> None:
     path = write(tmp_path, encode(line(0)), damage + b"\n", encode(line(1)))
     follower = Follower(path)

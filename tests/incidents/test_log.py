@@ -19,15 +19,37 @@ class Lines:
         return self
 
     def opened(self, incident: str = "i0001", **keys: Any) -> Lines:
-        return self.add("incident_opened", **{
-            "incident": incident, "policy": "p", "detector": "non_finite", "severity": "critical",
-            "detection": {"message": "NaN"}, "observed": False, "attached_to": None, "signals": [[1, 1, 2.0]], **keys})
+        return self.add(
+            "incident_opened",
+            **{
+                "incident": incident,
+                "policy": "p",
+                "detector": "non_finite",
+                "severity": "critical",
+                "detection": {"message": "NaN"},
+                "observed": False,
+                "attached_to": None,
+                "signals": [[1, 1, 2.0]],
+                **keys,
+            },
+        )
 
     def attempt(self, rung: int = 0, repeat: int = 0, **keys: Any) -> Lines:
         result = {"type": "scale_lr", "summary": "halved it", "changes": {"lr_multiplier": [1, 0.5]}, "standing": True}
-        return self.add("attempt", **{
-            "incident": "i0001", "rung": rung, "rungs": 3, "repeat": repeat, "escalated": False, "would": False,
-            "results": [result], "unavailable": [["clip", "no norm"]], **keys})
+        return self.add(
+            "attempt",
+            **{
+                "incident": "i0001",
+                "rung": rung,
+                "rungs": 3,
+                "repeat": repeat,
+                "escalated": False,
+                "would": False,
+                "results": [result],
+                "unavailable": [["clip", "no norm"]],
+                **keys,
+            },
+        )
 
     def closed(self, status: str = "resolved", count: int = 1) -> Lines:
         return self.add("incident_closed", incident="i0001", status=status, count=count, outcome={"steps_lost": 3})

@@ -17,20 +17,55 @@ FIRED, BACK, RESOLVED = 400, 360, 461
 def a_night(run_dir: Path, *, csv: bool = True) -> Path:
     """A NaN at tick 400, gone back 40 steps and resolved."""
     run_dir.mkdir()
-    rows = [(t, t, 2.0 + 3.0 * math.exp(-t / 150) + 0.05 * math.sin(t * 1.7), 0.8 + 0.1 * math.sin(t), 1e-3, 1e-3, 1.0)
-            for t in range(520)]
+    rows = [
+        (t, t, 2.0 + 3.0 * math.exp(-t / 150) + 0.05 * math.sin(t * 1.7), 0.8 + 0.1 * math.sin(t), 1e-3, 1e-3, 1.0)
+        for t in range(520)
+    ]
     rows[FIRED] = (FIRED, FIRED, math.nan, math.inf, 1e-3, 1e-3, 1.0)
-    detection = {"signal": "loss", "value": math.nan, "threshold": math.nan, "baseline": 2.2, "since": FIRED,
-                 "message": "loss is nan"}
-    result = {"type": "rollback", "summary": "went back", "changes": {"from_step": FIRED, "to_step": BACK},
-              "standing": False}
+    detection = {
+        "signal": "loss",
+        "value": math.nan,
+        "threshold": math.nan,
+        "baseline": 2.2,
+        "since": FIRED,
+        "message": "loss is nan",
+    }
+    result = {
+        "type": "rollback",
+        "summary": "went back",
+        "changes": {"from_step": FIRED, "to_step": BACK},
+        "standing": False,
+    }
     lines = [
         ("run_started", FIRED - 400, {"run": "exp1", "mode": "enforce"}),
-        ("incident_opened", FIRED, {"incident": "i0001", "policy": "nan-rollback", "detector": "non_finite",
-                                    "severity": "critical", "detection": detection, "observed": False,
-                                    "attached_to": None, "signals": [list(r) for r in rows[FIRED - 20:FIRED]]}),
-        ("attempt", FIRED, {"incident": "i0001", "rung": 0, "rungs": 2, "repeat": 0, "escalated": False, "would": False,
-                            "results": [result], "unavailable": []}),
+        (
+            "incident_opened",
+            FIRED,
+            {
+                "incident": "i0001",
+                "policy": "nan-rollback",
+                "detector": "non_finite",
+                "severity": "critical",
+                "detection": detection,
+                "observed": False,
+                "attached_to": None,
+                "signals": [list(r) for r in rows[FIRED - 20 : FIRED]],
+            },
+        ),
+        (
+            "attempt",
+            FIRED,
+            {
+                "incident": "i0001",
+                "rung": 0,
+                "rungs": 2,
+                "repeat": 0,
+                "escalated": False,
+                "would": False,
+                "results": [result],
+                "unavailable": [],
+            },
+        ),
         ("incident_closed", RESOLVED, {"incident": "i0001", "status": "resolved", "count": 1, "outcome": {}}),
     ]
     with (run_dir / NAME).open("wb") as file:

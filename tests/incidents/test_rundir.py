@@ -87,8 +87,11 @@ def test_a_torn_line_is_cut_off_by_the_next_writer(open_dir: Open, tmp_path: Pat
     assert [json.loads(x)["seq"] for x in lines] == [0, 1]
 
 
-@pytest.mark.parametrize("damage", [b"\x00" * 40, b"{}", b"[]", b"7", b'{"seq":"x"}'],
-                         ids=["zeros", "empty", "list", "number", "text for a number"])
+@pytest.mark.parametrize(
+    "damage",
+    [b"\x00" * 40, b"{}", b"[]", b"7", b'{"seq":"x"}'],
+    ids=["zeros", "empty", "list", "number", "text for a number"],
+)
 def test_a_damaged_last_line_stops_nobody(open_dir: Open, tmp_path: Path, damage: bytes) -> None:
     files = open_dir()
     notice(files)
@@ -130,8 +133,9 @@ def test_another_host_blocks_until_its_lease_is_over(open_dir: Open, tmp_path: P
     notice(open_dir())
 
 
-def test_a_host_that_has_restarted_blocks_no_longer_than_the_lease(open_dir: Open, tmp_path: Path,
-                                                                  clock: FakeClock) -> None:
+def test_a_host_that_has_restarted_blocks_no_longer_than_the_lease(
+    open_dir: Open, tmp_path: Path, clock: FakeClock
+) -> None:
     holder(tmp_path / "run", boot="before")
     clock.advance(61.0)
     notice(open_dir())
@@ -165,8 +169,9 @@ def test_rows_are_written_in_batches(open_dir: Open, tmp_path: Path) -> None:
     assert (rows[0]["loss"], rows[0]["grad_norm"], rows[0]["loss_scale"]) == ("2.5", "nan", "65536")
 
 
-def test_old_rows_are_thinned_and_new_ones_kept(open_dir: Open, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_rows_are_thinned_and_new_ones_kept(
+    open_dir: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rundir, "_MAX_SIGNALS", 4000)
     for start in range(0, 1000, 50):
         files = open_dir()

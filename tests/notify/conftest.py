@@ -41,14 +41,16 @@ def said() -> list[str]:
 
 @pytest.fixture
 def spec(slack: FakeSlack) -> ReceiverSpec:
-    return ReceiverSpec("training", "slack", channel="#training", token=TOKEN, base_url=slack.url, mention="<@U012>",
-                        timeout=2.0)
+    return ReceiverSpec(
+        "training", "slack", channel="#training", token=TOKEN, base_url=slack.url, mention="<@U012>", timeout=2.0
+    )
 
 
 @pytest.fixture
 def courier(night: Night, clock: FakeClock, said: list[str], spec: ReceiverSpec) -> Callable[..., Courier]:
     def make(*specs: ReceiverSpec, **options: Any) -> Courier:
         return Courier(night.run_dir, specs or [spec], clock=clock, say=said.append, **options)
+
     return make
 
 
@@ -62,4 +64,5 @@ def deliver(clock: FakeClock) -> Callable[[Courier], None]:
                 return
             clock.advance((progress.next_try or 0.0) + 0.01)
         raise AssertionError(f"still waiting after {passes} passes: {courier.pending()}")
+
     return until_told

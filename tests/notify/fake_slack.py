@@ -46,7 +46,7 @@ class FakeSlack:
             def do_POST(self) -> None:
                 fake._serve(self)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+            def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         class Server(ThreadingHTTPServer):
@@ -129,8 +129,9 @@ class FakeSlack:
                 return None if kind == "ok" else kind
         return None
 
-    def _answer(self, handler: BaseHTTPRequestHandler, method: str, a: dict[str, Any],
-                body: bytes) -> dict[str, Any] | str:
+    def _answer(
+        self, handler: BaseHTTPRequestHandler, method: str, a: dict[str, Any], body: bytes
+    ) -> dict[str, Any] | str:
         if method.startswith("/hook/"):
             self.hooks.append(a)
             return "ok"
@@ -161,9 +162,19 @@ class FakeSlack:
         if thread and not any(m["ts"] == thread for m in self.live):
             return {"ok": False, "error": "thread_not_found"}
         ts = self._ts(channel)
-        self.messages.append({"channel": channel, "ts": ts, "text": a["text"], "blocks": a.get("blocks") or [],
-                              "thread": thread, "broadcast": bool(a.get("reply_broadcast")), "deleted": False,
-                              "edits": 0, "metadata": a.get("metadata")})
+        self.messages.append(
+            {
+                "channel": channel,
+                "ts": ts,
+                "text": a["text"],
+                "blocks": a.get("blocks") or [],
+                "thread": thread,
+                "broadcast": bool(a.get("reply_broadcast")),
+                "deleted": False,
+                "edits": 0,
+                "metadata": a.get("metadata"),
+            }
+        )
         return {"ok": True, "channel": channel, "ts": ts}
 
     def _chat_update(self, a: dict[str, Any]) -> dict[str, Any]:
@@ -175,15 +186,21 @@ class FakeSlack:
         if error := self._refused(a):
             return {"ok": False, "error": error}
         self._ts(a["channel"])
-        found[0].update(text=a["text"], blocks=a.get("blocks") or [], edits=found[0]["edits"] + 1,
-                        metadata=a.get("metadata"))
+        found[0].update(
+            text=a["text"], blocks=a.get("blocks") or [], edits=found[0]["edits"] + 1, metadata=a.get("metadata")
+        )
         return {"ok": True, "channel": a["channel"], "ts": a["ts"]}
 
     def _conversations_history(self, a: dict[str, Any]) -> dict[str, Any]:
         if a["channel"] not in self.channels:
             return {"ok": False, "error": "channel_not_found"}
-        inside = [m for m in self.live if m["channel"] == a["channel"] and (not m["thread"] or m["broadcast"])
-                  and float(a.get("oldest", 0)) <= float(m["ts"]) <= float(a.get("latest", 1e12))]
+        inside = [
+            m
+            for m in self.live
+            if m["channel"] == a["channel"]
+            and (not m["thread"] or m["broadcast"])
+            and float(a.get("oldest", 0)) <= float(m["ts"]) <= float(a.get("latest", 1e12))
+        ]
         return _page(inside[::-1], a)
 
     def _conversations_replies(self, a: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +255,9 @@ def _arguments(handler: BaseHTTPRequestHandler, query: str, body: bytes) -> dict
 
 def _page(messages: list[dict[str, Any]], a: dict[str, Any]) -> dict[str, Any]:
     start, limit = int(a.get("cursor") or 0), int(a.get("limit", 100))
-    shown = [{"ts": m["ts"], "text": m["text"], "metadata": m["metadata"] if a.get("include_all_metadata") else None}
-             for m in messages[start:start + limit]]
+    shown = [
+        {"ts": m["ts"], "text": m["text"], "metadata": m["metadata"] if a.get("include_all_metadata") else None}
+        for m in messages[start : start + limit]
+    ]
     more = str(start + limit) if start + limit < len(messages) else ""
     return {"ok": True, "messages": shown, "response_metadata": {"next_cursor": more}}

@@ -17,40 +17,101 @@ class Night:
         self.started()
 
     def started(self) -> None:
-        self.write("run_started", run="exp1", run_dir=str(self.run_dir), host="node7", pid=4711, rank=0,
-                   script="train.py", mode="enforce", policy="default", policy_digest="0", versions={})
+        self.write(
+            "run_started",
+            run="exp1",
+            run_dir=str(self.run_dir),
+            host="node7",
+            pid=4711,
+            rank=0,
+            script="train.py",
+            mode="enforce",
+            policy="default",
+            policy_digest="0",
+            versions={},
+        )
 
     def write(self, kind: str, **more: Any) -> None:
-        entry = {"v": 1, "seq": self.seq, "time": self.clock.time(), "kind": kind, "tick": self.tick,
-                 "step": self.tick - 20, **more}
+        entry = {
+            "v": 1,
+            "seq": self.seq,
+            "time": self.clock.time(),
+            "kind": kind,
+            "tick": self.tick,
+            "step": self.tick - 20,
+            **more,
+        }
         with (self.run_dir / NAME).open("ab") as file:
             file.write(encode(entry))
         self.seq += 1
         self.tick += 1
 
-    def opened(self, id: str = "a1", *, severity: str = "critical", detector: str = "non_finite",  # noqa: A002
-               message: str = MESSAGE, observed: bool = False, attached_to: str | None = None) -> None:
-        detection = {"signal": "loss", "value": float("nan"), "threshold": float("nan"), "baseline": 2.3125,
-                     "since": self.tick - 2, "message": message}
-        self.write("incident_opened", incident=id, policy="nan-rollback-retry-bf16", detector=detector,
-                   severity=severity, detection=detection, observed=observed, attached_to=attached_to,
-                   signals=[[self.tick - 2, self.tick - 22, 2.3, 1.0, 1e-3, 1e-3, 1.0]])
+    def opened(
+        self,
+        id: str = "a1",
+        *,
+        severity: str = "critical",
+        detector: str = "non_finite",
+        message: str = MESSAGE,
+        observed: bool = False,
+        attached_to: str | None = None,
+    ) -> None:
+        detection = {
+            "signal": "loss",
+            "value": float("nan"),
+            "threshold": float("nan"),
+            "baseline": 2.3125,
+            "since": self.tick - 2,
+            "message": message,
+        }
+        self.write(
+            "incident_opened",
+            incident=id,
+            policy="nan-rollback-retry-bf16",
+            detector=detector,
+            severity=severity,
+            detection=detection,
+            observed=observed,
+            attached_to=attached_to,
+            signals=[[self.tick - 2, self.tick - 22, 2.3, 1.0, 1e-3, 1e-3, 1.0]],
+        )
 
-    def attempt(self, id: str = "a1", rung: int = 0, *, would: bool = False, repeat: int = 0,  # noqa: A002
-                summary: str = "rolled back 40 steps to step 1,160", standing: bool = False) -> None:
-        self.write("attempt", incident=id, rung=rung, rungs=4, repeat=repeat, escalated=rung > 0, would=would,
-                   results=[{"type": "rollback", "summary": summary, "changes": {}, "standing": standing}],
-                   unavailable=[["precision", "the run is in FP32 already"]])
+    def attempt(
+        self,
+        id: str = "a1",
+        rung: int = 0,
+        *,
+        would: bool = False,
+        repeat: int = 0,
+        summary: str = "rolled back 40 steps to step 1,160",
+        standing: bool = False,
+    ) -> None:
+        self.write(
+            "attempt",
+            incident=id,
+            rung=rung,
+            rungs=4,
+            repeat=repeat,
+            escalated=rung > 0,
+            would=would,
+            results=[{"type": "rollback", "summary": summary, "changes": {}, "standing": standing}],
+            unavailable=[["precision", "the run is in FP32 already"]],
+        )
 
-    def fired(self, id: str = "a1", count: int = 2) -> None:  # noqa: A002
+    def fired(self, id: str = "a1", count: int = 2) -> None:
         self.write("incident_fired", incident=id, count=count, detection={})
 
-    def cause(self, id: str = "a1", cause: str = "attention in layer 7 overflowed in FP16") -> None:  # noqa: A002
+    def cause(self, id: str = "a1", cause: str = "attention in layer 7 overflowed in FP16") -> None:
         self.write("incident_evidence", incident=id, evidence={"layers": 1}, cause=cause)
 
-    def closed(self, id: str = "a1", status: str = "resolved", count: int = 1) -> None:  # noqa: A002
-        self.write("incident_closed", incident=id, status=status, count=count,
-                   outcome={"loss_before": 2.31, "loss_after": 2.29, "loss_expected": 2.3, "steps_lost": 40})
+    def closed(self, id: str = "a1", status: str = "resolved", count: int = 1) -> None:
+        self.write(
+            "incident_closed",
+            incident=id,
+            status=status,
+            count=count,
+            outcome={"loss_before": 2.31, "loss_after": 2.29, "loss_expected": 2.3, "steps_lost": 40},
+        )
 
     def finished(self, status: str = "finished") -> None:
         self.write("run_finished", status=status, summary={})

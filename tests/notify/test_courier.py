@@ -35,6 +35,7 @@ def real(night, said, spec):
     def make(**changes):
         couriers.append(Courier(night.run_dir, [replace(spec, **changes)], clock=RealClock(), say=said.append))
         return couriers[-1]
+
     yield make
     for c in couriers:
         c.close(0.5)
@@ -103,6 +104,7 @@ def test_closing_does_not_wait_for_what_a_person_must_mend(night, slack, real):
 
 def test_the_thread_survives_anything(night, slack, real, said, monkeypatch):
     from guard.notify import desk
+
     c = real()
     broken = iter([RuntimeError("with a secret"), RuntimeError("again"), MemoryError()])
     due = desk.due
@@ -120,8 +122,9 @@ def test_the_thread_survives_anything(night, slack, real, said, monkeypatch):
         threading.Event().wait(0.01)
     until(lambda: slack.live or c.wake())
     assert [s for s in said if "secret" in s] == []
-    assert said == [f"telling failed ({n}); training goes on, and it is tried again"
-                    for n in ("RuntimeError", "MemoryError")]
+    assert said == [
+        f"telling failed ({n}); training goes on, and it is tried again" for n in ("RuntimeError", "MemoryError")
+    ]
 
 
 def test_the_receivers_are_checked_in_the_background(night, slack, real, said):

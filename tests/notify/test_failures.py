@@ -16,8 +16,22 @@ def texts(slack):
     return [m["metadata"]["event_payload"]["key"].split("/", 1)[1] for m in slack.live]
 
 
-@pytest.mark.parametrize("fault", ["lost", "hang", "done:fatal_error", "done:internal_error", "drop", "500", "html",
-                                   "fatal_error", "429:7", "service_unavailable", "some_new_error"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "lost",
+        "hang",
+        "done:fatal_error",
+        "done:internal_error",
+        "drop",
+        "500",
+        "html",
+        "fatal_error",
+        "429:7",
+        "service_unavailable",
+        "some_new_error",
+    ],
+)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["root", "first reply", "second reply"])
 def test_each_message_is_told_once_whatever_happens_to_it(night, slack, courier, deliver, spec, fault, which):
     night.opened()
@@ -89,15 +103,23 @@ def test_slack_down_for_a_night(night, slack, courier, deliver, clock, said):
     assert said == []
 
 
-@pytest.mark.parametrize(("break_it", "mend", "reason", "todo"), [
-    (lambda s: s.tokens.clear(), lambda s: s.tokens.add(TOKEN), "invalid_auth", "set a new bot token"),
-    (lambda s: s.members.clear(), lambda s: s.members.add("C0000001"), "not_in_channel", "/invite @bot"),
-    (lambda s: s.channels.pop("C0000001"), lambda s: s.channels.update(C0000001="training"), "channel_not_found",
-     "#training"),
-    (lambda s: s.denied.add("chat.postMessage"), lambda s: s.denied.clear(), "missing_scope", "slack-app-manifest"),
-])
-def test_what_a_person_must_mend_is_said_once_and_tried_rarely(night, slack, courier, deliver, clock, said,
-                                                               break_it, mend, reason, todo):
+@pytest.mark.parametrize(
+    ("break_it", "mend", "reason", "todo"),
+    [
+        (lambda s: s.tokens.clear(), lambda s: s.tokens.add(TOKEN), "invalid_auth", "set a new bot token"),
+        (lambda s: s.members.clear(), lambda s: s.members.add("C0000001"), "not_in_channel", "/invite @bot"),
+        (
+            lambda s: s.channels.pop("C0000001"),
+            lambda s: s.channels.update(C0000001="training"),
+            "channel_not_found",
+            "#training",
+        ),
+        (lambda s: s.denied.add("chat.postMessage"), lambda s: s.denied.clear(), "missing_scope", "slack-app-manifest"),
+    ],
+)
+def test_what_a_person_must_mend_is_said_once_and_tried_rarely(
+    night, slack, courier, deliver, clock, said, break_it, mend, reason, todo
+):
     break_it(slack)
     night.opened()
     c = courier()
@@ -109,7 +131,8 @@ def test_what_a_person_must_mend_is_said_once_and_tried_rarely(night, slack, cou
     assert len(said) == 1
     assert todo in said[0]
     assert [(p.error, p.first_line) for p in c.pending()] == [
-        (reason, "Seen: NaN or Inf in loss or gradients, nothing done yet")]
+        (reason, "Seen: NaN or Inf in loss or gradients, nothing done yet")
+    ]
     mend(slack)
     clock.advance(600)
     deliver(c)
@@ -329,9 +352,12 @@ def test_a_damaged_line_silences_nothing(night, slack, courier, deliver, said):
 def test_a_token_is_in_no_error_no_log_no_file(night, slack, courier, clock, said, spec, caplog, capfd):
     caplog.set_level(0)
     secret = "xoxb-leaky\nX-Evil: yes"  # http.client quotes a header that it refuses
-    specs = [replace(spec, token=secret), replace(spec, name="b", token=lambda: "xoxb-leaky"),
-             replace(spec, name="c", webhook_url="http://127.0.0.1:9/hook-leaky", type="webhook"),
-             replace(spec, name="d", webhook_url="http://[leaky", type="webhook")]
+    specs = [
+        replace(spec, token=secret),
+        replace(spec, name="b", token=lambda: "xoxb-leaky"),
+        replace(spec, name="c", webhook_url="http://127.0.0.1:9/hook-leaky", type="webhook"),
+        replace(spec, name="d", webhook_url="http://[leaky", type="webhook"),
+    ]
     night.opened()
     c = courier(*specs)
     progress = c.deliver_once()

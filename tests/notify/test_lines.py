@@ -29,7 +29,10 @@ def test_a_json_webhook_gets_each_state_once(night, slack, courier, deliver, hoo
     c = courier(hook())
     story(night, c, deliver)
     assert [(h["status"], h["mention"]) for h in slack.hooks] == [
-        ("firing", None), ("verifying", None), ("exhausted", "<@U012>")]
+        ("firing", None),
+        ("verifying", None),
+        ("exhausted", "<@U012>"),
+    ]
     last = slack.hooks[-1]
     assert last["first_line"] == "Needs you: out of remedies, the run goes on unrepaired"
     assert last["fields"]["Host"] == "node7"
@@ -94,6 +97,7 @@ def test_switched_off_receivers_are_named_and_the_console_steps_in(night, courie
 
 def test_nobody_is_told_without_receivers(night, clock, capsys):
     from guard.notify import Courier
+
     c = Courier(night.run_dir, [], clock=clock)
     night.opened()
     c.start()

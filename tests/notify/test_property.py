@@ -16,10 +16,25 @@ from guard.incidents import IncidentLog, read_journal
 from guard.notify import Courier, ReceiverSpec, outbox, render
 from guard.notify.desk import due
 
-FAULTS = st.sampled_from(["ok", "ok", "lost", "drop", "500", "html", "429:3", "fatal_error", "done:internal_error",
-                          "crash", "down"])
-EVENTS = st.sampled_from(["open", "attach", "attempt", "escalate", "repeat", "fired", "resolve", "exhaust", "cause",
-                          "pass", "pass", "finish"])
+FAULTS = st.sampled_from(
+    ["ok", "ok", "lost", "drop", "500", "html", "429:3", "fatal_error", "done:internal_error", "crash", "down"]
+)
+EVENTS = st.sampled_from(
+    [
+        "open",
+        "attach",
+        "attempt",
+        "escalate",
+        "repeat",
+        "fired",
+        "resolve",
+        "exhaust",
+        "cause",
+        "pass",
+        "pass",
+        "finish",
+    ]
+)
 
 
 class Crash(BaseException):

@@ -23,21 +23,30 @@ def tries(night, *rungs):
         night.attempt(rung=rung)
 
 
-@pytest.mark.parametrize(("story", "line"), [
-    (lambda n: None, "Seen: NaN or Inf in loss or gradients, nothing done yet"),
-    (lambda n: tries(n, 0), "Working on it: rolled back 40 steps to step 1,160, now checking that it helps"),
-    (lambda n: (tries(n, 0), n.closed()), "No action needed: repaired, 40 steps lost"),
-    (lambda n: n.closed(), "No action needed: NaN or Inf in loss or gradients passed by itself"),
-    (lambda n: (tries(n, 0, 1), n.closed(status="exhausted")),
-     "Needs you: out of remedies, the run goes on unrepaired"),
-    (lambda n: (tries(n, 0, 1), n.closed(status="exhausted"), n.finished("stopped")),
-     "Needs you: out of remedies, run stopped"),
-    (lambda n: (tries(n, 0, 1), n.closed(status="stopped")), "Needs you: out of remedies, run stopped"),
-    (lambda n: (tries(n, 0), n.closed(status="stopped")), "Needs you: run stopped"),
-    (lambda n: (tries(n, 0), n.finished()), "Run over before a verdict: NaN or Inf in loss or gradients"),
-    (lambda n: (tries(n, 0), n.closed(status="ended"), n.finished("crashed")),
-     "Needs you: the run crashed before this was repaired"),
-])
+@pytest.mark.parametrize(
+    ("story", "line"),
+    [
+        (lambda n: None, "Seen: NaN or Inf in loss or gradients, nothing done yet"),
+        (lambda n: tries(n, 0), "Working on it: rolled back 40 steps to step 1,160, now checking that it helps"),
+        (lambda n: (tries(n, 0), n.closed()), "No action needed: repaired, 40 steps lost"),
+        (lambda n: n.closed(), "No action needed: NaN or Inf in loss or gradients passed by itself"),
+        (
+            lambda n: (tries(n, 0, 1), n.closed(status="exhausted")),
+            "Needs you: out of remedies, the run goes on unrepaired",
+        ),
+        (
+            lambda n: (tries(n, 0, 1), n.closed(status="exhausted"), n.finished("stopped")),
+            "Needs you: out of remedies, run stopped",
+        ),
+        (lambda n: (tries(n, 0, 1), n.closed(status="stopped")), "Needs you: out of remedies, run stopped"),
+        (lambda n: (tries(n, 0), n.closed(status="stopped")), "Needs you: run stopped"),
+        (lambda n: (tries(n, 0), n.finished()), "Run over before a verdict: NaN or Inf in loss or gradients"),
+        (
+            lambda n: (tries(n, 0), n.closed(status="ended"), n.finished("crashed")),
+            "Needs you: the run crashed before this was repaired",
+        ),
+    ],
+)
 def test_the_first_line_is_for_the_person_woken(night, story, line):
     night.opened()
     story(night)
@@ -50,7 +59,9 @@ def test_the_whole_message(night, tmp_path):
     night.attempt(summary="rolled back 40 steps to step 1,160; the same batches follow")
     night.attempt(rung=1, summary="halved the learning rate to 5e-4", standing=True)
     night.closed()
-    assert render.to_terminal(render.root(*read(night))).replace(str(night.run_dir), "runs/exp1") == """\
+    assert (
+        render.to_terminal(render.root(*read(night))).replace(str(night.run_dir), "runs/exp1")
+        == """\
 No action needed: repaired, 40 steps lost
 Critical · NaN or Inf in loss or gradients · run exp1
 
@@ -83,6 +94,7 @@ Still in force
 
 Next: guard show runs/exp1 a1
 """
+    )
 
 
 def test_the_thread_reads_as_a_log(night):
@@ -90,7 +102,10 @@ def test_the_thread_reads_as_a_log(night):
     tries(night, 0, 1)
     night.closed(status="stopped")
     assert [(r.key, r.broadcast) for r in render.replies(*read(night))] == [
-        ("attempt:0", False), ("attempt:1", False), ("closed:stopped", True)]
+        ("attempt:0", False),
+        ("attempt:1", False),
+        ("closed:stopped", True),
+    ]
 
 
 def test_only_the_latest_escalation_wakes(night):
@@ -129,28 +144,72 @@ def test_megabytes_of_error_text_are_cut(night):
     assert not any(re.search(r"&(?!amp;|lt;|gt;)", text) for text in marked), "no entity is cut in two"
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (1234, "1,234"), (2.3125, "2.312"), (0.000512345, "0.0005123"), (41234.5, "41,234"), (1e30, "1e+30"),
-    ("nan", "NaN"), ("-inf", "-Inf"), (None, "NaN"), (-3.0, "-3"), (0, "0")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1234, "1,234"),
+        (2.3125, "2.312"),
+        (0.000512345, "0.0005123"),
+        (41234.5, "41,234"),
+        (1e30, "1e+30"),
+        ("nan", "NaN"),
+        ("-inf", "-Inf"),
+        (None, "NaN"),
+        (-3.0, "-3"),
+        (0, "0"),
+    ],
+)
 def test_numbers(value, text):
     assert words.number(value) == text
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-                    max_leaves=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=JSON, message=st.text(max_size=200), outcome=st.dictionaries(st.sampled_from(
-    ["loss_before", "loss_after", "loss_expected", "steps_lost"]), JSON))
+@given(
+    value=JSON,
+    message=st.text(max_size=200),
+    outcome=st.dictionaries(st.sampled_from(["loss_before", "loss_after", "loss_expected", "steps_lost"]), JSON),
+)
 def test_no_journal_content_breaks_it(value, message, outcome):
     log = IncidentLog()
-    log.apply({"kind": "incident_opened", "incident": "a", "policy": message, "detector": message, "severity": "info",
-               "detection": {"signal": message, "value": value, "threshold": value, "baseline": value, "since": value,
-                             "message": message}, "signals": value, "tick": 3, "step": 2, "time": 1e20})
-    log.apply({"kind": "incident_closed", "incident": "a", "tick": 4, "time": 1.0, "status": "resolved", "count": 1,
-               "outcome": outcome})
+    log.apply(
+        {
+            "kind": "incident_opened",
+            "incident": "a",
+            "policy": message,
+            "detector": message,
+            "severity": "info",
+            "detection": {
+                "signal": message,
+                "value": value,
+                "threshold": value,
+                "baseline": value,
+                "since": value,
+                "message": message,
+            },
+            "signals": value,
+            "tick": 3,
+            "step": 2,
+            "time": 1e20,
+        }
+    )
+    log.apply(
+        {
+            "kind": "incident_closed",
+            "incident": "a",
+            "tick": 4,
+            "time": 1.0,
+            "status": "resolved",
+            "count": 1,
+            "outcome": outcome,
+        }
+    )
     incident = log.incidents["a"]
     rendered = render.root(log, incident)
     assert render.to_terminal(rendered)

@@ -108,9 +108,14 @@ def test_observed_incidents_say_what_would_have_been_done(night, slack, courier,
     assert [m["text"] for m in slack.thread(root)][-1] == "No longer seen, after 3 times."
 
 
-@pytest.mark.parametrize(("status", "line", "woken"), [("finished", "Run over before a verdict", False),
-                                                       ("stopped", "Run over before a verdict", False),
-                                                       ("crashed", "Needs you: the run crashed", True)])
+@pytest.mark.parametrize(
+    ("status", "line", "woken"),
+    [
+        ("finished", "Run over before a verdict", False),
+        ("stopped", "Run over before a verdict", False),
+        ("crashed", "Needs you: the run crashed", True),
+    ],
+)
 def test_the_end_of_the_run_closes_open_messages(night, slack, courier, deliver, status, line, woken):
     c = courier()
     night.opened()

@@ -54,7 +54,7 @@ def plug_ins() -> Iterator[None]:
     """The detector `shaky` and the action `nudge`, known as long as this module's tests run."""
     with pytest.MonkeyPatch.context() as patch:
         for registry, name, cls in ((DETECTORS, "shaky", Shaky), (ACTIONS, "nudge", Nudge)):
-            assert registry.get(name) is None   # also loads the built-in ones, before this one is put beside them
+            assert registry.get(name) is None  # also loads the built-in ones, before this one is put beside them
             patch.setattr(cls, "name", name, raising=False)
             patch.setitem(registry._found, name, cls)
         yield

@@ -12,17 +12,78 @@ from guard import policy
 from guard.errors import PolicyError
 
 pytestmark = pytest.mark.usefixtures("plug_ins")
-WORDS = st.sampled_from([
-    "version", "policies", "name", "trigger", "type", "shaky", "nudge", "actions", "attempts", "receivers", "slack",
-    "token", "checkpoints", "every", "disk", "extends", "observe", "for", "all", "any", "limits", "max", "window",
-    ": ", "- ", "\n", "\n  ", "\n    ", "[", "]", "{", "}", ", ", "&a ", "*a", "!!str ", "'", '"', "\\U", "FFFFFFFF",
-    "|", ">", "? ", "#", "${", "}", "~", "\t", "1", "-1", "1e999", ".nan", "5 steps", "25 %", "---\n", "...\n",
-    "%YAML 1.2\n", "<<: ", "\0", "é", "\u2028", "\ufeff"])
+WORDS = st.sampled_from(
+    [
+        "version",
+        "policies",
+        "name",
+        "trigger",
+        "type",
+        "shaky",
+        "nudge",
+        "actions",
+        "attempts",
+        "receivers",
+        "slack",
+        "token",
+        "checkpoints",
+        "every",
+        "disk",
+        "extends",
+        "observe",
+        "for",
+        "all",
+        "any",
+        "limits",
+        "max",
+        "window",
+        ": ",
+        "- ",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "&a ",
+        "*a",
+        "!!str ",
+        "'",
+        '"',
+        "\\U",
+        "FFFFFFFF",
+        "|",
+        ">",
+        "? ",
+        "#",
+        "${",
+        "}",
+        "~",
+        "\t",
+        "1",
+        "-1",
+        "1e999",
+        ".nan",
+        "5 steps",
+        "25 %",
+        "---\n",
+        "...\n",
+        "%YAML 1.2\n",
+        "<<: ",
+        "\0",
+        "é",
+        "\u2028",
+        "\ufeff",
+    ]
+)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=2) | WORDS
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.integers(), inner, max_size=4),
-    max_leaves=20)
+    max_leaves=20,
+)
 
 
 def survives(load: Callable[[], object]) -> None:

@@ -23,7 +23,9 @@ def test_round_trip(file: Path) -> None:
 
 
 def test_what_it_looks_like() -> None:
-    assert policy.dump(policy.load(HERE / "bad" / "parts" / "sound.yaml")) == """\
+    assert (
+        policy.dump(policy.load(HERE / "bad" / "parts" / "sound.yaml"))
+        == """\
 version: 1
 name: sound
 checkpoints: {every: 100, keep: 3, memory: 0.25, probation: 20}
@@ -47,13 +49,23 @@ policies:
 receivers:
   team: {type: console, min_severity: info, remind_every: 14400.0}
 """
+    )
 
 
 @given(name=TEXT, channel=TEXT, description=TEXT)
 def test_any_text_comes_back(name: str, channel: str, description: str) -> None:
-    loaded = policy.load({"version": 1, "name": name.replace("${", "$${"), "policies": [
-        {"name": "one", "trigger": {"type": "shaky"}, "description": description.replace("${", "$${")}], "receivers": {
-            channel: {"type": "slack", "token": "${SLACK_BOT_TOKEN}", "channel": channel.replace("${", "$${")}}})
+    loaded = policy.load(
+        {
+            "version": 1,
+            "name": name.replace("${", "$${"),
+            "policies": [
+                {"name": "one", "trigger": {"type": "shaky"}, "description": description.replace("${", "$${")}
+            ],
+            "receivers": {
+                channel: {"type": "slack", "token": "${SLACK_BOT_TOKEN}", "channel": channel.replace("${", "$${")}
+            },
+        }
+    )
     assert (loaded.name, loaded.policies[0].description) == (name, description)
     assert policy.parse(policy.dump(loaded)) == loaded
 

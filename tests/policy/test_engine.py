@@ -64,8 +64,9 @@ class Night:
     def state_finite(self) -> bool:
         return self.finite
 
-    def fires(self, *which: int, position: int | None = None, step: int | None = None,
-              detector: str = "non_finite") -> list[Event]:
+    def fires(
+        self, *which: int, position: int | None = None, step: int | None = None, detector: str = "non_finite"
+    ) -> list[Event]:
         """One tick in which these policies' triggers are satisfied."""
         self.step = self.step if step is None else step
         moment = Moment(self.tick, self.step, self.step if position is None else position)
@@ -143,13 +144,16 @@ def test_firing_on_the_same_data_after_a_skip_escalates() -> None:
     assert attempt(night.fires(position=40)).rung == 2
 
 
-@pytest.mark.parametrize(("repeating", "detector"),
-                         [("clip, max_norm: 1.0", "grad_explosion"), ("skip_step", "loss_spike")])
+@pytest.mark.parametrize(
+    ("repeating", "detector"), [("clip, max_norm: 1.0", "grad_explosion"), ("skip_step", "loss_spike")]
+)
 def test_clip_and_skip_step_repeat_without_climbing(repeating: str, detector: str) -> None:
-    night = Night(policies(f"""
+    night = Night(
+        policies(f"""
     trigger: {{type: {detector}}}
     attempts: [[{{type: {repeating}}}], [{{type: stop}}]]
-"""))
+""")
+    )
     tried = []
     for _ in range(10):
         tried.append(attempt(night.fires(detector=detector)))
@@ -160,11 +164,13 @@ def test_clip_and_skip_step_repeat_without_climbing(repeating: str, detector: st
 
 
 def test_actions_are_one_rung_that_repeats_within_its_limits() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies("""
     trigger: {type: oscillation}
     actions: [{type: scale_lr, factor: 0.5}]
     limits: {max: 3, per: 1000 steps}
-"""))
+""")
+    )
     for repeat in range(3):
         assert attempt(night.fires(detector="oscillation")).repeat == repeat
         night.quiet(5)
@@ -194,12 +200,14 @@ def test_a_bad_shard_is_left_out_as_a_whole_but_not_for_ever() -> None:
 
 
 def test_unproven_skips_in_a_row_were_not_about_the_data() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies("""
     trigger: {type: loss_spike}
     attempts:
       - [{type: skip_step}]
       - [{type: rollback, data: replay}]
-"""))
+""")
+    )
     night.fires(position=40)
     assert [attempt(night.fires(position=p)).rung for p in (41, 42, 43)] == [0, 0, 1]
 
@@ -207,7 +215,7 @@ def test_unproven_skips_in_a_row_were_not_about_the_data() -> None:
 def test_skips_that_get_nowhere_escalate() -> None:
     night = Night(policies(LADDER), finite=False)
     night.fires(step=140)
-    for fault in (139, 138, 137, 139, 136, 138, 139, 137, 138, 136):    # always on other data, never past where it was
+    for fault in (139, 138, 137, 139, 136, 138, 139, 137, 138, 136):  # always on other data, never past where it was
         night.step = 100
         night.quiet(fault - 100)
         if attempt(night.fires(step=fault)).rung > 1:
@@ -235,11 +243,13 @@ def test_a_proven_rung_that_fails_sends_the_ladder_back_to_its_foot() -> None:
 
 
 def test_cooldown_delays_a_new_incident_but_no_escalation() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies("""
     trigger: {type: loss_spike}
     attempts: [[{type: rollback, data: replay}], [{type: stop}]]
     limits: {cooldown: 50 steps}
-"""))
+""")
+    )
     night.fires(position=40, detector="loss_spike")
     assert kinds(night.quiet(30)) == ["Closed"]
     assert night.fires(detector="loss_spike") == []
@@ -249,10 +259,13 @@ def test_cooldown_delays_a_new_incident_but_no_escalation() -> None:
 
 
 def test_unavailable_actions_are_left_out_and_named() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies("""
     trigger: {type: non_finite}
     attempts: [[{type: rollback}, {type: precision, dtype: bf16}], [{type: stop}]]
-"""), impossible={"precision": "the run computes in FP32"})
+"""),
+        impossible={"precision": "the run computes in FP32"},
+    )
     events = night.fires()
     assert (attempt(events).rung, types(events)) == (0, ["rollback"])
     assert attempt(events).unavailable == (("precision", "the run computes in FP32"),)
@@ -279,7 +292,7 @@ def test_the_strongest_action_owns_the_tick_and_the_others_attach_and_spend_noth
     assert owner.attached_to is None
     assert types(events) == ["rollback"]
     night.quiet(3)
-    assert types(night.fires(0)) == ["clip"]    # its only attempt was still to be had
+    assert types(night.fires(0)) == ["clip"]  # its only attempt was still to be had
 
 
 def test_among_equals_the_first_policy_owns() -> None:
@@ -288,12 +301,14 @@ def test_among_equals_the_first_policy_owns() -> None:
 
 
 def test_budget_counts_attempts_within_its_span() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies("""
     trigger: {type: grad_explosion}
     actions: [{type: clip, max_norm: 1.0}]
     resolve_after: 2 steps
     limits: {max: 2, per: 50 steps}
-"""))
+""")
+    )
     spans = []
     for _ in range(4):
         spans.append([type(e).__name__ for e in night.fires(detector="grad_explosion")])
@@ -310,15 +325,17 @@ def test_exhausted_is_told_once() -> None:
     assert [(e.status, e.count) for e in events if isinstance(e, Closed)] == [("exhausted", 2)]
     later = [e for _ in range(30) for e in night.fires(position=40)]
     assert kinds(later) == ["Fired"] * 30
-    assert [e.count for e in night.quiet(60) if isinstance(e, Fired)] == [32]    # the exact total, and no more
+    assert [e.count for e in night.quiet(60) if isinstance(e, Fired)] == [32]  # the exact total, and no more
 
 
 def test_out_of_remedies_can_stop_the_run() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies("""
     trigger: {type: loss_spike}
     attempts: [[{type: scale_lr, factor: 0.5}]]
     on_exhausted: stop
-"""))
+""")
+    )
     night.fires(position=40)
     events = night.fires(position=40)
     assert kinds(events) == ["Fired", "Attempted", "Closed"]
@@ -327,12 +344,17 @@ def test_out_of_remedies_can_stop_the_run() -> None:
 
 
 def test_exhaustion_is_told_although_another_policy_owns_every_tick() -> None:
-    night = Night(policies("""
+    night = Night(
+        policies(
+            """
     trigger: {type: loss_spike}
     actions: [{type: skip_step}]
     limits: {max: 1}
     on_exhausted: stop
-""", CLIP))
+""",
+            CLIP,
+        )
+    )
     events = [e for _ in range(10) for e in night.fires(0, 1)]
     assert [e.status for e in events if isinstance(e, Closed) and e.policy.name == "p0"] == ["stopped"]
 
@@ -422,14 +444,19 @@ def any_policy(draw: Any, name: str) -> Policy:
     repeats = draw(st.booleans())
     most = draw(st.none() | st.integers(1, 3))
     per = draw(st.none() | st.integers(3, 20)) if most else None
-    return Policy.model_validate({
-        "name": name, "trigger": Leaf(type=detector, params=found.Params()), "repeats": repeats,
-        "limits": Limits(cooldown=draw(st.integers(0, 5)), max=most, per=per),
-        "attempts": tuple(draw(st.lists(st.sampled_from(RUNGS), min_size=1, max_size=1 if repeats else 4))),
-        "for": 1 if detector == "non_finite" else draw(st.integers(1, 2)),
-        "resolve_after": draw(st.integers(1, 6)), "mode": draw(st.sampled_from([None, None, "observe"])),
-        "on_exhausted": draw(st.sampled_from(["notify", "notify", "notify", "stop"])),
-    })
+    return Policy.model_validate(
+        {
+            "name": name,
+            "trigger": Leaf(type=detector, params=found.Params()),
+            "repeats": repeats,
+            "limits": Limits(cooldown=draw(st.integers(0, 5)), max=most, per=per),
+            "attempts": tuple(draw(st.lists(st.sampled_from(RUNGS), min_size=1, max_size=1 if repeats else 4))),
+            "for": 1 if detector == "non_finite" else draw(st.integers(1, 2)),
+            "resolve_after": draw(st.integers(1, 6)),
+            "mode": draw(st.sampled_from([None, None, "observe"])),
+            "on_exhausted": draw(st.sampled_from(["notify", "notify", "notify", "stop"])),
+        }
+    )
 
 
 class AnyNight(RuleBasedStateMachine):
@@ -444,10 +471,12 @@ class AnyNight(RuleBasedStateMachine):
         self.rungs: dict[str, int] = {}
         self.attempts: dict[str, list[int]] = {}
         self.stopped = False
-        self.sound = True    # no assertion has failed: the end may be judged too
+        self.sound = True  # no assertion has failed: the end may be judged too
 
-    @initialize(policies=st.tuples(any_policy("p0"), any_policy("p1"), any_policy("p2")),
-                mode=st.sampled_from(["enforce", "enforce", "observe"]))
+    @initialize(
+        policies=st.tuples(any_policy("p0"), any_policy("p1"), any_policy("p2")),
+        mode=st.sampled_from(["enforce", "enforce", "observe"]),
+    )
     def begin(self, policies: Sequence[Policy], mode: Mode) -> None:
         self.policies = policies
         self.detectors = [leaf.type for p in policies for leaf in leaves(p.trigger)]
@@ -457,9 +486,13 @@ class AnyNight(RuleBasedStateMachine):
 
     # ---- what may happen
 
-    @rule(ticks=st.lists(st.tuples(st.sets(st.integers(0, 2)), st.booleans(), st.integers(0, 5)), min_size=5,
-                         max_size=20),
-          finite=st.booleans(), no=st.sets(st.sampled_from(["rollback", "precision", "clip", "scale_lr"]), max_size=3))
+    @rule(
+        ticks=st.lists(
+            st.tuples(st.sets(st.integers(0, 2)), st.booleans(), st.integers(0, 5)), min_size=5, max_size=20
+        ),
+        finite=st.booleans(),
+        no=st.sets(st.sampled_from(["rollback", "precision", "clip", "scale_lr"]), max_size=3),
+    )
     def ticks(self, ticks: list[tuple[set[int], bool, int]], finite: bool, no: set[str]) -> None:
         for which, same, back in ticks:
             if not self.stopped:
@@ -558,7 +591,7 @@ class AnyNight(RuleBasedStateMachine):
     def take_attempt(self, e: Attempted, proven: Mapping[str, int | None]) -> None:
         assert e.incident not in self.closed
         limits, last = e.policy.limits, self.rungs.get(e.incident, -1)
-        if e.rung < len(e.policy.attempts):    # not the stop of a policy that is out of remedies
+        if e.rung < len(e.policy.attempts):  # not the stop of a policy that is out of remedies
             spent = self.attempts.setdefault(e.policy.name, [])
             spent.append(self.tick)
             if limits.max is not None:
@@ -579,6 +612,7 @@ def _is_total(event: Event) -> bool:
     return isinstance(event, Fired) and event.detection is None
 
 
-AnyNight.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None, derandomize=True,
-                                      phases=(Phase.generate, Phase.shrink))
+AnyNight.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=20, deadline=None, derandomize=True, phases=(Phase.generate, Phase.shrink)
+)
 TestAnyNight = AnyNight.TestCase

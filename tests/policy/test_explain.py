@@ -23,5 +23,8 @@ def test_an_observing_set_says_so_first() -> None:
     assert policy.explain(loaded) == [
         "This set only observes: what follows is reported as what would have been done, and nothing is touched.",
         "one (warning): on shaky signal (it moves more than it should): tell, and do nothing.",
-        ("Checkpoints: every 100 steps in memory, the last 3 good ones in at most 25 % of free memory, "
-         "good after 20 steps without a fault; none on disk.")]
+        (
+            "Checkpoints: every 100 steps in memory, the last 3 good ones in at most 25 % of free memory, "
+            "good after 20 steps without a fault; none on disk."
+        ),
+    ]

@@ -15,8 +15,15 @@ from guard.detectors import DETECTORS
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.usefixtures("plug_ins")
-TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float),
-         "null": type(None)}
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
 
 
 def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -67,12 +74,32 @@ def test_a_right_file_fits(file: str, schema: dict[str, Any]) -> None:
     assert fits(plain(HERE / file), schema, schema)
 
 
-@pytest.mark.parametrize("mistake", [
-    "unknown_key_top", "unknown_key_policy", "unknown_key_checkpoints", "unknown_parameter_detector",
-    "unknown_parameter_action", "unknown_detector", "unknown_action", "attempts_and_actions", "attempts_flat",
-    "attempts_empty_rung", "actions_mapping", "trigger_text", "trigger_two_kinds", "choice", "receiver_key",
-    "receiver_type", "version_newer", "version_missing", "policies_mapping", "name_and_trigger_missing",
-    "number_is_text"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "unknown_key_top",
+        "unknown_key_policy",
+        "unknown_key_checkpoints",
+        "unknown_parameter_detector",
+        "unknown_parameter_action",
+        "unknown_detector",
+        "unknown_action",
+        "attempts_and_actions",
+        "attempts_flat",
+        "attempts_empty_rung",
+        "actions_mapping",
+        "trigger_text",
+        "trigger_two_kinds",
+        "choice",
+        "receiver_key",
+        "receiver_type",
+        "version_newer",
+        "version_missing",
+        "policies_mapping",
+        "name_and_trigger_missing",
+        "number_is_text",
+    ],
+)
 def test_a_wrong_file_does_not(mistake: str, schema: dict[str, Any]) -> None:
     assert not fits(plain(HERE / "bad" / f"{mistake}.yaml"), schema, schema)
 

@@ -38,7 +38,7 @@ def test_every_construct() -> None:
     assert (checkpoints.every, checkpoints.keep, checkpoints.memory, checkpoints.probation) == ("auto", 2, 0.125, 15)
     assert (checkpoints.disk.dir, checkpoints.disk.every, checkpoints.disk.keep) == ("states", 7200.0, 5)
 
-    combined, ladder, told = loaded.policies   # in the base's order, then what the overlay adds
+    combined, ladder, told = loaded.policies  # in the base's order, then what the overlay adds
     assert combined.description == "Kept by the overlay."
     either = AnyOf(of=(shaky(signal="grad_norm"), shaky(signal="lr")))
     assert combined.trigger == All(of=(shaky(window=32, threshold=2.5), either))
@@ -49,25 +49,56 @@ def test_every_construct() -> None:
     assert (combined.limits.cooldown, combined.limits.max, combined.limits.per) == (50, 2, 900)
 
     assert [[spec.type for spec in rung] for rung in ladder.attempts] == [
-        ["rollback", "precision"], ["rollback"], ["rollback", "scale_lr"], ["rollback"], ["stop"]]
+        ["rollback", "precision"],
+        ["rollback"],
+        ["rollback", "scale_lr"],
+        ["rollback"],
+        ["stop"],
+    ]
     assert (ladder.repeats, ladder.resolve_after, ladder.on_exhausted) == (False, 30, "stop")
     assert ladder.attempts[0][1].action.params.lasts == 400
     assert (told.attempts, told.repeats, told.severity, told.enabled) == ((), False, "warning", True)
 
     assert {name: r.min_severity for name, r in loaded.receivers.items()} == {
-        "screen": "info", "team": "warning", "night": "critical", "hook": "warning", "post": "warning"}
+        "screen": "info",
+        "team": "warning",
+        "night": "critical",
+        "hook": "warning",
+        "post": "warning",
+    }
     assert loaded.receivers["team"].channel == "#runs"
     assert loaded.receivers["night"].token_file == HERE / "token.txt"
     assert (loaded.receivers["night"].remind_every, loaded.receivers["post"].remind_every) == (1800.0, None)
-    assert loaded.receivers["screen"].url is None   # of another type than in the base, so nothing of that is left
+    assert loaded.receivers["screen"].url is None  # of another type than in the base, so nothing of that is left
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("1e-7", 1e-7), ("1E5", 1e5), ("-2", -2), ("+.5", 0.5), ("010", 10), ("0o10", 8), ("0x1F", 31), ("3.", 3.0),
-    ("12:30", "12:30"), ("yes", "yes"), ("on", "on"), ("off", "off"), ("True", True), ("false", False), ("~", None),
-    ("", None), ("null", None), ("2001-01-01", "2001-01-01"), ("1_000", "1_000"), ("1.2.3", "1.2.3"), ("-", "-"),
-    ("\u0661", "\u0661"),
-])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-7", 1e-7),
+        ("1E5", 1e5),
+        ("-2", -2),
+        ("+.5", 0.5),
+        ("010", 10),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("3.", 3.0),
+        ("12:30", "12:30"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("off", "off"),
+        ("True", True),
+        ("false", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("2001-01-01", "2001-01-01"),
+        ("1_000", "1_000"),
+        ("1.2.3", "1.2.3"),
+        ("-", "-"),
+        ("\u0661", "\u0661"),
+    ],
+)
 def test_unquoted_scalars(text: str, value: object) -> None:
     assert typed(text) == value
     assert type(typed(text)) is type(value)
@@ -89,8 +120,11 @@ def test_a_dict_has_no_positions_but_paths() -> None:
         policy.load(one(severity="loud", limits={"max": object(), 3: 4}, actions=({"type": "nudge"},)))
     assert [str(p) for p in caught.value.problems] == [
         "<policy>: policies[0].limits: found the key 3; keys are text",
-        ("<policy>: policies[0].limits.max: found a Python object; "
-         "allowed are mappings, lists, text, numbers, True, False and None")]
+        (
+            "<policy>: policies[0].limits.max: found a Python object; "
+            "allowed are mappings, lists, text, numbers, True, False and None"
+        ),
+    ]
     with pytest.raises(PolicyError, match=r"^<policy>: policies\[0\]\.severity: found 'loud'; allowed: 'info'"):
         policy.load(one(severity="loud"))
 
@@ -102,13 +136,16 @@ def test_a_dict_that_holds_itself() -> None:
         policy.load(looped)
 
 
-@pytest.mark.parametrize(("source", "message"), [
-    ("nowhere/at_all.yaml", "nowhere/at_all.yaml: there is no such file"),
-    (HERE, f"{HERE}: this is a folder; a policy is one YAML file"),
-    ("default.yml", "default.yml: there is no such file"),
-    ("observed", "<policy>: no shipped policy is called 'observed'; did you mean 'observe'? shipped: "),
-    ("a\0b.yaml", "the file cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere/at_all.yaml", "nowhere/at_all.yaml: there is no such file"),
+        (HERE, f"{HERE}: this is a folder; a policy is one YAML file"),
+        ("default.yml", "default.yml: there is no such file"),
+        ("observed", "<policy>: no shipped policy is called 'observed'; did you mean 'observe'? shipped: "),
+        ("a\0b.yaml", "the file cannot be read"),
+    ],
+)
 def test_nothing_to_read(source: str | Path, message: str) -> None:
     with pytest.raises(PolicyError) as caught:
         policy.load(source)
@@ -127,8 +164,13 @@ class TestReferences:
         monkeypatch.setenv("COUNT", "4")
         monkeypatch.setenv("NUMBER_NAME", "123")
         nudge = {"type": "nudge", "by": "${UNSET:-1e-3}", "labels": ["${COUNT}"], "gently": "${UNSET:-false}"}
-        loaded = policy.load(one(description="${NUMBER_NAME} $${COUNT}", actions=[nudge],
-                                 limits={"max": "${COUNT}", "cooldown": "${COUNT} steps"}))
+        loaded = policy.load(
+            one(
+                description="${NUMBER_NAME} $${COUNT}",
+                actions=[nudge],
+                limits={"max": "${COUNT}", "cooldown": "${COUNT} steps"},
+            )
+        )
         (policy_,) = loaded.policies
         assert policy_.description == "123 ${COUNT}"
         assert (policy_.limits.max, policy_.limits.cooldown) == (4, 4)
@@ -138,8 +180,13 @@ class TestReferences:
     def test_what_a_wrong_one_holds_is_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SLACK_BOT_TOKEN", "xoxb-hush")
         with pytest.raises(PolicyError) as caught:
-            policy.load(one(severity="${SLACK_BOT_TOKEN}", **{"for": "${SLACK_BOT_TOKEN}"},
-                            actions=[{"type": "nudge", "wait": "${SLACK_BOT_TOKEN}"}, {"type": "${SLACK_BOT_TOKEN}"}]))
+            policy.load(
+                one(
+                    severity="${SLACK_BOT_TOKEN}",
+                    **{"for": "${SLACK_BOT_TOKEN}"},
+                    actions=[{"type": "nudge", "wait": "${SLACK_BOT_TOKEN}"}, {"type": "${SLACK_BOT_TOKEN}"}],
+                )
+            )
         assert len(caught.value.problems) == 4
         assert "hush" not in str(caught.value)
 
@@ -171,16 +218,20 @@ receivers:
         assert self.over(tmp_path, "") == policy.parse(self.BASE).model_copy(update={"name": "over"})
 
     def test_given_keys_replace(self, tmp_path: Path) -> None:
-        loaded = self.over(tmp_path, "mode: observe\ncheckpoints: {keep: 1, disk: null}\n"
-                                     "policies: [{name: a, severity: critical, limits: {max: 1}}]")
+        loaded = self.over(
+            tmp_path,
+            "mode: observe\ncheckpoints: {keep: 1, disk: null}\n"
+            "policies: [{name: a, severity: critical, limits: {max: 1}}]",
+        )
         assert loaded.mode == "observe"
         assert (loaded.checkpoints.every, loaded.checkpoints.keep, loaded.checkpoints.disk) == (10, 1, None)
         a = loaded.policies[0]
         assert (a.severity, a.limits.max, a.limits.cooldown, len(a.attempts)) == ("critical", 1, 0, 2)
 
     def test_actions_and_attempts_replace_each_other(self, tmp_path: Path) -> None:
-        a, b = self.over(tmp_path, "policies: [{name: b, attempts: [[{type: stop}]]}, "
-                                   "{name: a, actions: [{type: nudge}]}]").policies
+        a, b = self.over(
+            tmp_path, "policies: [{name: b, attempts: [[{type: stop}]]}, {name: a, actions: [{type: nudge}]}]"
+        ).policies
         assert (a.name, a.repeats, len(a.attempts)) == ("a", True, 1)
         assert (b.name, b.repeats, b.attempts[0][0].type) == ("b", False, "stop")
 
@@ -189,22 +240,27 @@ receivers:
         assert (a.attempts, a.repeats) == ((), False)
 
     def test_drop_and_add(self, tmp_path: Path) -> None:
-        loaded = self.over(tmp_path, "policies: [{name: c, trigger: {type: shaky}}, {name: a, enabled: false}]\n"
-                                     "receivers: {screen: null, post: {type: webhook, url: x}, team: {channel: '#b'}}")
+        loaded = self.over(
+            tmp_path,
+            "policies: [{name: c, trigger: {type: shaky}}, {name: a, enabled: false}]\n"
+            "receivers: {screen: null, post: {type: webhook, url: x}, team: {channel: '#b'}}",
+        )
         assert [p.name for p in loaded.policies] == ["b", "c"]
         assert list(loaded.receivers) == ["team", "post"]
         assert loaded.receivers["team"].channel == "#b"
 
     def test_chain_brings_back(self, tmp_path: Path) -> None:
         self.over(tmp_path, "policies: [{name: a, enabled: false}]")
-        (tmp_path / "third.yaml").write_text("version: 1\nextends: ${UNSET:-./over}.yaml\n"
-                                             "policies: [{name: a, enabled: true}]\n")
+        (tmp_path / "third.yaml").write_text(
+            "version: 1\nextends: ${UNSET:-./over}.yaml\npolicies: [{name: a, enabled: true}]\n"
+        )
         assert [p.name for p in policy.load(tmp_path / "third.yaml").policies] == ["a", "b"]
 
     def test_from_a_dict(self, tmp_path: Path) -> None:
         (tmp_path / "base.yaml").write_text(self.BASE)
-        loaded = policy.load({"version": 1, "extends": str(tmp_path / "base.yaml"),
-                              "policies": [{"name": "b", "enabled": False}]})
+        loaded = policy.load(
+            {"version": 1, "extends": str(tmp_path / "base.yaml"), "policies": [{"name": "b", "enabled": False}]}
+        )
         assert (loaded.name, [p.name for p in loaded.policies]) == ("inline", ["a"])
 
 
@@ -214,8 +270,9 @@ def test_a_mistake_in_a_policy_that_is_switched_off_is_still_one() -> None:
 
 
 def test_equal_leaves_hash_equal() -> None:
-    first, second = (policy.load(one(trigger={"type": "shaky", "window": window})).policies[0].trigger
-                     for window in (9, "9 steps"))
+    first, second = (
+        policy.load(one(trigger={"type": "shaky", "window": window})).policies[0].trigger for window in (9, "9 steps")
+    )
     assert first == second
     assert len({first, second, shaky()}) == 2
 

@@ -23,18 +23,32 @@ def one(**keys: Any) -> PolicySet:
 def shown(loaded: PolicySet) -> str:
     """Everything that anybody might print of a policy set."""
     token = loaded.receivers["team"].token
-    return " ".join([repr(loaded), str(loaded), policy.dump(loaded), *policy.explain(loaded), str(loaded.model_dump()),
-                     loaded.model_dump_json(), repr(token), str(token), f"{token}"])
+    return " ".join(
+        [
+            repr(loaded),
+            str(loaded),
+            policy.dump(loaded),
+            *policy.explain(loaded),
+            str(loaded.model_dump()),
+            loaded.model_dump_json(),
+            repr(token),
+            str(token),
+            f"{token}",
+        ]
+    )
 
 
-@pytest.mark.parametrize(("text", "reference"), [
-    ("${SLACK_BOT_TOKEN}", "${SLACK_BOT_TOKEN}"),
-    ("${SLACK_BOT_TOKEN:-}", "${SLACK_BOT_TOKEN:-}"),
-    ("${UNSET:-xoxb-hush}", "${UNSET:-***}"),
-    ("xoxb-hush", "***"),
-    ("xoxb-${SLACK_BOT_TOKEN}-hush", "***${SLACK_BOT_TOKEN}***"),
-    ("$${hush}", "***"),
-])
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("${SLACK_BOT_TOKEN}", "${SLACK_BOT_TOKEN}"),
+        ("${SLACK_BOT_TOKEN:-}", "${SLACK_BOT_TOKEN:-}"),
+        ("${UNSET:-xoxb-hush}", "${UNSET:-***}"),
+        ("xoxb-hush", "***"),
+        ("xoxb-${SLACK_BOT_TOKEN}-hush", "***${SLACK_BOT_TOKEN}***"),
+        ("$${hush}", "***"),
+    ],
+)
 def test_only_references_are_shown(text: str, reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACK_BOT_TOKEN", VALUE)
     loaded = one(token=text)
@@ -53,16 +67,20 @@ def test_the_value_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.receivers["team"].token.reveal() == "rotated"
 
 
-@pytest.mark.parametrize(("token", "environment", "reason"), [
-    ("${SLACK_BOT_TOKEN:-}", None, "SLACK_BOT_TOKEN is not set"),
-    ("${SLACK_BOT_TOKEN}", None, "SLACK_BOT_TOKEN is not set"),
-    ("${SLACK_BOT_TOKEN}", "", "SLACK_BOT_TOKEN is empty"),
-    ("", None, "no secret is given"),
-    ("***", None, "the secret was left out of this copy of the policy"),
-    ("${UNSET:-***}", None, "the secret was left out of this copy of the policy"),
-])
-def test_a_missing_secret_switches_off(token: str, environment: str | None, reason: str,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("token", "environment", "reason"),
+    [
+        ("${SLACK_BOT_TOKEN:-}", None, "SLACK_BOT_TOKEN is not set"),
+        ("${SLACK_BOT_TOKEN}", None, "SLACK_BOT_TOKEN is not set"),
+        ("${SLACK_BOT_TOKEN}", "", "SLACK_BOT_TOKEN is empty"),
+        ("", None, "no secret is given"),
+        ("***", None, "the secret was left out of this copy of the policy"),
+        ("${UNSET:-***}", None, "the secret was left out of this copy of the policy"),
+    ],
+)
+def test_a_missing_secret_switches_off(
+    token: str, environment: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if environment is not None:
         monkeypatch.setenv("SLACK_BOT_TOKEN", environment)
     receiver = one(token=token).receivers["team"]
@@ -80,16 +98,29 @@ def test_token_file(tmp_path: Path) -> None:
 
 
 def test_webhooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = policy.load({"version": 1, "receivers": {
-        "a": {"type": "slack", "webhook_url": "${UNSET:-}"},
-        "b": {"type": "webhook", "url": "http://here"},
-        "c": {"type": "console"}}})
+    loaded = policy.load(
+        {
+            "version": 1,
+            "receivers": {
+                "a": {"type": "slack", "webhook_url": "${UNSET:-}"},
+                "b": {"type": "webhook", "url": "http://here"},
+                "c": {"type": "console"},
+            },
+        }
+    )
     assert [r.off_reason for r in loaded.receivers.values()] == ["UNSET is not set", None, None]
     assert [r.secret() for r in loaded.receivers.values()] == ["", "http://here", ""]
 
 
-@pytest.mark.parametrize("bad", [{"token": "xoxb-hush${"}, {"token": 5, "channel": 3}, {"token": ["xoxb-hush"]},
-                                 {"token": "xoxb-hush", "webhook_url": "xoxb-hush"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"token": "xoxb-hush${"},
+        {"token": 5, "channel": 3},
+        {"token": ["xoxb-hush"]},
+        {"token": "xoxb-hush", "webhook_url": "xoxb-hush"},
+    ],
+)
 def test_not_even_pydantic_errors_show_it(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         Receiver(type="slack", **bad)

@@ -28,7 +28,9 @@ def test_default_holds_what_was_promised() -> None:
     told = {p.name: p for p in default.policies}
     assert default.mode == "enforce"
     assert [[spec.type for spec in rung] for rung in told["nan-rollback-retry-bf16"].attempts][:2] == [
-        ["rollback", "precision"], ["rollback"]]
+        ["rollback", "precision"],
+        ["rollback"],
+    ]
     assert told["clip-on-explosion"].attempts[0][0].type == "clip"
     assert (told["halve-lr-on-oscillation"].attempts[0][0].action.params.factor) == 0.5
     assert default.receivers["slack"].off_reason == "SLACK_BOT_TOKEN is not set"
@@ -109,7 +111,7 @@ def test_windows_stay_where_the_detectors_were_tuned(name: str) -> None:
             assert 50 <= getattr(leaf.params, "window", 50) <= 160 or leaf.type == "lr_jump"
 
 
-@pytest.mark.parametrize("name", ["finetuning", "vision"])    # the others change no parameter of a detector
+@pytest.mark.parametrize("name", ["finetuning", "vision"])  # the others change no parameter of a detector
 def test_what_a_preset_changes_in_a_detector_leaves_healthy_runs_alone(name: str) -> None:
     usual = {leaf for p in policy.load("default").policies for leaf in policy.leaves(p.trigger)}
     changed = {leaf for p in policy.load(name).policies for leaf in policy.leaves(p.trigger)} - usual
@@ -139,8 +141,13 @@ def test_fine_tuning_ends_with_the_best_state() -> None:
 
 
 def test_reinforcement_learning_reads_nothing_into_the_shape_of_the_loss() -> None:
-    assert set(triggers("reinforcement_learning")) == {"non_finite", "grad_explosion", "loss_scale_collapse",
-                                                       "dead_parameters", "grad_vanishing"}
+    assert set(triggers("reinforcement_learning")) == {
+        "non_finite",
+        "grad_explosion",
+        "loss_scale_collapse",
+        "dead_parameters",
+        "grad_vanishing",
+    }
     assert "replay" not in str(policy.explain(policy.load("reinforcement_learning")))
 
 

@@ -13,23 +13,33 @@ from torch import nn
 import guard
 from guard.incidents import read_journal, rundir
 
-BAD_BATCH = {"name": "skip-nan", "severity": "critical", "trigger": {"type": "non_finite"},
-             "actions": [{"type": "skip_step"}], "resolve_after": 3}
+BAD_BATCH = {
+    "name": "skip-nan",
+    "severity": "critical",
+    "trigger": {"type": "non_finite"},
+    "actions": [{"type": "skip_step"}],
+    "resolve_after": 3,
+}
 
 
 class Training:
     """Linear regression, an index per batch; a poisoned batch makes the loss NaN by arithmetic (inf - inf)."""
 
-    def __init__(self, run_dir: Path, *policies: dict[str, Any], checkpoints: dict[str, Any] | None = None,
-                 **options: Any) -> None:
+    def __init__(
+        self, run_dir: Path, *policies: dict[str, Any], checkpoints: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         torch.manual_seed(0)
         self.run_dir, self.index, self.poisoned = run_dir, 0, set[int]()
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        policy = {"version": 1, "checkpoints": checkpoints or {"every": 5, "probation": 1},
-                  "policies": list(policies) or [BAD_BATCH]}
-        self.guard = guard.attach(self.model, self.optimizer, policy=policy, run_dir=run_dir,
-                                  **{"receivers": [], **options})
+        policy = {
+            "version": 1,
+            "checkpoints": checkpoints or {"every": 5, "probation": 1},
+            "policies": list(policies) or [BAD_BATCH],
+        }
+        self.guard = guard.attach(
+            self.model, self.optimizer, policy=policy, run_dir=run_dir, **{"receivers": [], **options}
+        )
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -11,10 +11,21 @@ from guard.incidents.control import Request, submit
 
 from .conftest import Train, Training
 
-SLOWER = {"name": "slower", "trigger": {"type": "threshold", "signal": "reward", "below": 0.0}, "resolve_after": 2,
-          "actions": [{"type": "scale_lr", "factor": 0.5}], "limits": {"max": 4}}
-BACK = {"name": "back", "severity": "critical", "trigger": {"type": "non_finite"}, "resolve_after": 3,
-        "actions": [{"type": "rollback", "data": "advance"}], "limits": {"max": 5}}
+SLOWER = {
+    "name": "slower",
+    "trigger": {"type": "threshold", "signal": "reward", "below": 0.0},
+    "resolve_after": 2,
+    "actions": [{"type": "scale_lr", "factor": 0.5}],
+    "limits": {"max": 4},
+}
+BACK = {
+    "name": "back",
+    "severity": "critical",
+    "trigger": {"type": "non_finite"},
+    "resolve_after": 3,
+    "actions": [{"type": "rollback", "data": "advance"}],
+    "limits": {"max": 5},
+}
 
 
 def ask(run: Training, verb: Any, **more: Any) -> dict[str, Any]:
@@ -46,7 +57,7 @@ def test_observe_and_enforce_the_run(train: Train) -> None:
     assert run.guard.mode == "observe"
     run.fault()
     assert run.guard.incidents[-1].status in ("observed", "firing")
-    assert not run.finite    # nobody acted, which is what was asked for
+    assert not run.finite  # nobody acted, which is what was asked for
 
 
 def test_enforce_makes_an_observed_run_protected(train: Train) -> None:
@@ -141,14 +152,18 @@ def test_stop_ends_the_run_and_says_who_asked(train: Train) -> None:
     assert run.journal[-1]["status"] == "stopped"
 
 
-@pytest.mark.parametrize(("verb", "more", "why"), [
-    ("observe", {"policy": "nobody"}, "there is no policy 'nobody'; there are: back"),
-    ("undo", {"incident": "i9999"}, "there is no incident 'i9999'"),
-    ("undo", {}, "there is no incident None"),
-    ("rollback", {"to": "yesterday"}, "allowed: last_good, previous, start, best"),
-])
-def test_what_cannot_be_done_is_refused_with_the_reason(train: Train, verb: str, more: dict[str, str],
-                                                        why: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "more", "why"),
+    [
+        ("observe", {"policy": "nobody"}, "there is no policy 'nobody'; there are: back"),
+        ("undo", {"incident": "i9999"}, "there is no incident 'i9999'"),
+        ("undo", {}, "there is no incident None"),
+        ("rollback", {"to": "yesterday"}, "allowed: last_good, previous, start, best"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(
+    train: Train, verb: str, more: dict[str, str], why: str
+) -> None:
     run = train(BACK)
     run.steps(3)
     assert why in refused(ask(run, verb, **more))
@@ -162,8 +177,9 @@ def test_observe_mode_keeps_no_checkpoints(train: Train, verb: str) -> None:
     assert "the run is in observe mode" in refused(ask(run, verb))
 
 
-@pytest.mark.parametrize("nonsense", [b"nonsense", b"[" * 60_000, b"\xff" * 10],
-                         ids=["text", "deeper than Python counts", "no unicode"])
+@pytest.mark.parametrize(
+    "nonsense", [b"nonsense", b"[" * 60_000, b"\xff" * 10], ids=["text", "deeper than Python counts", "no unicode"]
+)
 def test_nonsense_is_noticed_and_training_goes_on(train: Train, nonsense: bytes) -> None:
     run = train(BACK)
     run.steps(3)

@@ -67,8 +67,9 @@ def said_about(name: str, err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("guard: ") and name in line]
 
 
-def test_a_full_disk_stops_nothing_and_loses_nothing(train: Train, disk: Disk,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_stops_nothing_and_loses_nothing(
+    train: Train, disk: Disk, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train()
     run.steps(3)
     before = len(run.journal)
@@ -118,14 +119,15 @@ def test_what_a_full_disk_cut_short_is_taken_back(train: Train) -> None:
 
 
 def test_a_stalled_disk_is_waited_for_once_and_not_longer_than_the_patience(
-        train: Train, disk: Disk, capsys: pytest.CaptureFixture[str]) -> None:
+    train: Train, disk: Disk, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train()
     run.steps(3)
     disk.stall()
     start = time.monotonic()
     for _ in range(10):
         run.fault()
-    assert time.monotonic() - start < 10.0    # 10 faults, 4 lines each; the patience is 0.25 s
+    assert time.monotonic() - start < 10.0  # 10 faults, 4 lines each; the patience is 0.25 s
     assert run.finite
     assert [i.status for i in run.guard.incidents] == ["resolved"] * 10
     (said,) = said_about("does not answer", capsys.readouterr().err)
@@ -237,7 +239,7 @@ def test_a_file_system_that_becomes_read_only(train: Train, mounted: Any) -> Non
     target, mount = mounted
     run = train(run_dir=target / "run")
     run.steps(3)
-    run.guard.report.files._file.close()    # a file open for writing forbids the remount
+    run.guard.report.files._file.close()  # a file open for writing forbids the remount
     run.guard.report.files._file = None
     mount("-o", "remount,ro")
     run.fault()

@@ -71,13 +71,18 @@ class BrokenAction(Action):
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     for registry, cls in ((DETECTORS, Broken), (ACTIONS, BrokenAction)):
-        assert registry.get("broken") is None    # also loads the built-in ones
+        assert registry.get("broken") is None  # also loads the built-in ones
         monkeypatch.setattr(cls, "name", "broken", raising=False)
         monkeypatch.setitem(registry._found, "broken", cls)  # type: ignore[attr-defined]
 
 
-ROLLBACK = {"name": "back", "trigger": {"type": "non_finite"}, "actions": [{"type": "rollback", "data": "advance"}],
-            "limits": {"max": 5}, "resolve_after": 3}
+ROLLBACK = {
+    "name": "back",
+    "trigger": {"type": "non_finite"},
+    "actions": [{"type": "rollback", "data": "advance"}],
+    "limits": {"max": 5},
+    "resolve_after": 3,
+}
 
 
 def watched(where: str) -> dict[str, Any]:
@@ -129,8 +134,8 @@ def test_a_remedy_that_only_raises_lets_training_go_on(train: Train, where: str,
     run.steps(3)
     run.fault()
     assert run.guard.tick == 8
-    assert run.finite is (mode == "enforce")    # the gate holds whatever an action does
-    raised = mode == "enforce" or where != "apply"    # which nobody calls in observe mode
+    assert run.finite is (mode == "enforce")  # the gate holds whatever an action does
+    raised = mode == "enforce" or where != "apply"  # which nobody calls in observe mode
     assert any(i.detector == "plugin_failure" for i in run.guard.incidents) is raised
 
 
@@ -170,8 +175,9 @@ def test_a_receiver_that_raises_keeps_nothing_from_the_others(train: Train, caps
 
 
 @pytest.mark.parametrize("broken", ["advance", "satisfied"])
-def test_the_gate_holds_in_the_tick_in_which_the_guard_fails(train: Train, monkeypatch: pytest.MonkeyPatch,
-                                                            broken: str) -> None:
+def test_the_gate_holds_in_the_tick_in_which_the_guard_fails(
+    train: Train, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("a mistake of the guard's own")
 
@@ -188,5 +194,3 @@ def test_a_log_entry_that_is_no_number_is_the_callers_mistake(train: Train) -> N
     with pytest.raises((TypeError, ValueError)):
         run.guard.log(val_loss="low")  # type: ignore[arg-type]
     run.steps(2)
-
-

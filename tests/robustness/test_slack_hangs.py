@@ -43,7 +43,7 @@ def test_steps_do_not_wait(train: Train, silent: str) -> None:
     start = time.monotonic()
     for _ in range(5):
         run.fault()
-    assert time.monotonic() - start < 15.0    # one call to Slack would take 30
+    assert time.monotonic() - start < 15.0  # one call to Slack would take 30
     assert run.finite
     assert [i.status for i in run.guard.incidents] == ["resolved"] * 5
     run.guard.close(timeout=0.1)

@@ -27,7 +27,7 @@ class Sines(nn.Module):
 def batch(index: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.rand(64, 1, generator=torch.Generator().manual_seed(index)) * 2 - 1
     y = torch.sin(4 * x)
-    return (x * 1000 if index == BAD else x), y    # millimetres in place of metres
+    return (x * 1000 if index == BAD else x), y  # millimetres in place of metres
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, source: object, steps: int = STEPS) -> None:

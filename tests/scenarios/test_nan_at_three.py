@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from .conftest import Night
 
-BAD = 180    # the batch that does it
+BAD = 180  # the batch that does it
 STEPS = 260
 
 
@@ -58,9 +58,9 @@ def test_fp16_overflows_and_the_same_batch_is_done_again_in_bf16(night: Callable
     assert (rollback.changes["from_step"], rollback.changes["to_step"]) == (BAD, 150)
     assert (precision.type, precision.summary) == ("precision", "switched to BF16")
     assert used[: BAD + 1] == list(range(BAD + 1))
-    assert used[BAD + 1:] == list(range(150, STEPS))
+    assert used[BAD + 1 :] == list(range(150, STEPS))
     assert dtypes[BAD] is torch.float16
-    assert set(dtypes[BAD + 1:]) == {torch.bfloat16}
+    assert set(dtypes[BAD + 1 :]) == {torch.bfloat16}
 
     # Verification: batch 180 is an ordinary number now; 20 clean ticks later it is over.
     again = BAD + 1 + (BAD - 150)
@@ -83,11 +83,19 @@ def test_fp16_overflows_and_the_same_batch_is_done_again_in_bf16(night: Callable
     assert "Still in force\n  • switched to BF16" in text
     assert [line.split(".")[0] for line in friday.thread(nan)] == [
         "Step 180: went back from step 180 to step 150 to replay the same batches; switched to BF16",
-        "No action needed: repaired, 30 steps lost"]
-    assert friday.kinds == ["run_started",
-                            "incident_opened", "incident_evidence", "attempt",    # NaN: back, BF16
-                            "incident_opened", "attempt",                         # explosion: clipped
-                            "incident_closed", "incident_closed", "run_finished"]
+        "No action needed: repaired, 30 steps lost",
+    ]
+    assert friday.kinds == [
+        "run_started",
+        "incident_opened",
+        "incident_evidence",
+        "attempt",  # NaN: back, BF16
+        "incident_opened",
+        "attempt",  # explosion: clipped
+        "incident_closed",
+        "incident_closed",
+        "run_finished",
+    ]
 
 
 def test_a_batch_that_is_nan_by_itself_is_left_out(night: Callable[..., Night]) -> None:
@@ -135,8 +143,16 @@ def test_a_batch_that_is_nan_by_itself_is_left_out(night: Callable[..., Night]) 
     assert back.startswith("Step 180: went back from step 180 to step 150")
     assert left_out == "That did not hold. Next: Step 180: left this step out."
     assert over.startswith("No action needed: repaired, 31 steps lost.")
-    assert friday.kinds == ["run_started", "incident_opened", "incident_evidence", "attempt",
-                            "incident_fired", "attempt", "incident_closed", "run_finished"]
+    assert friday.kinds == [
+        "run_started",
+        "incident_opened",
+        "incident_evidence",
+        "attempt",
+        "incident_fired",
+        "attempt",
+        "incident_closed",
+        "run_finished",
+    ]
     assert [e["escalated"] for e in friday.journal if e["kind"] == "attempt"] == [False, True]
 
 
@@ -154,7 +170,7 @@ def test_a_nan_that_does_not_come_back_leaves_no_trace(night: Callable[..., Nigh
             F.mse_loss(model(x), x[:, :1].sign()).backward()
             if tick == fault:
                 bits = model[0].weight.grad.view(torch.int32)
-                bits[0, 0] |= 0x7F800000    # all exponent bits set: Inf or NaN
+                bits[0, 0] |= 0x7F800000  # all exponent bits set: Inf or NaN
             optimizer.step()
         return friday, [p.detach().clone() for p in model.parameters()]
 

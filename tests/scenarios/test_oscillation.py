@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from .conftest import Night
 
 RESTART, STEPS = 300, 700
-LOW, HIGH = 0.05, 0.45    # SGD on 16 samples of 16 features begins to diverge a little above that
+LOW, HIGH = 0.05, 0.45  # SGD on 16 samples of 16 features begins to diverge a little above that
 
 
 def batch(index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,11 +30,11 @@ def test_a_rate_that_makes_the_loss_swing_is_halved(night: Callable[..., Night])
     friday = night(model, optimizer)
     g = friday.guard
     for x, y in g.batches(batch, steps=STEPS):
-        optimizer.param_groups[0]["lr"] = LOW if g.step < RESTART else HIGH    # the loop sets it anew at every step
+        optimizer.param_groups[0]["lr"] = LOW if g.step < RESTART else HIGH  # the loop sets it anew at every step
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         optimizer.step()
-        assert optimizer.param_groups[0]["lr"] in (LOW, HIGH)    # the loop's own number is left as it set it
+        assert optimizer.param_groups[0]["lr"] in (LOW, HIGH)  # the loop's own number is left as it set it
     g.close()
 
     def level(first: int, last: int) -> float:

@@ -196,7 +196,7 @@ def test_inputs() -> None:
         assert not looker.step(torch.tensor([[1.0, math.inf]]))["inputs"]["finite"]
         assert not looker.step(torch.ones(1, 2), torch.tensor([[math.nan, 1.0]]))["inputs"]["finite"]
         with torch.no_grad():
-            model(torch.full((1, 2), 9.0))    # not a training pass
+            model(torch.full((1, 2), 9.0))  # not a training pass
         assert looker.step(torch.ones(1, 2))["inputs"]["peak"] == 1.0
 
 
@@ -221,7 +221,7 @@ LONG = torch.int64
 def test_batches_of_all_kinds(batch: Any, expected: dict[str, Any]) -> None:
     with Looker(nn.Linear(1, 1), inputs=1) as looker:
         looker.deep.saw(batch)
-        inputs = looker.deep.collect(1.0, 1.0, 0.1, 1.0)["inputs"]    # type: ignore[index]
+        inputs = looker.deep.collect(1.0, 1.0, 0.1, 1.0)["inputs"]  # type: ignore[index]
         healthy = {"finite": True, "peak": inputs["peak"], "zero": False, "ignored": False}
         assert inputs == healthy | expected
         assert inputs["peak"] <= 1.0
@@ -266,7 +266,7 @@ def conv() -> tuple[nn.Module, Tensor]:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 1))
     nn.init.constant_(net[1].bias, 1.0)
     with torch.no_grad():
-        net[1].bias[0] = -100.0    # one channel of four
+        net[1].bias[0] = -100.0  # one channel of four
     return net, torch.randn(5, 1, 8, 8)
 
 
@@ -335,7 +335,7 @@ def test_checkpointed_parts_are_counted_once(reentrant: bool) -> None:
             self.first, self.part = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.part, self.first(x), use_reentrant=reentrant)    # type: ignore[no-any-return]
+            return checkpoint(self.part, self.first(x), use_reentrant=reentrant)  # type: ignore[no-any-return]
 
     with Looker(Checkpointed(), activations=1) as looker:
         found = looker.step(torch.randn(6, 2))["activations"]
@@ -353,7 +353,7 @@ def test_sparse_complex_half_and_empty_parameters() -> None:
             self.nothing = nn.Parameter(torch.zeros(0))
 
         def forward(self, i: Tensor) -> Tensor:
-            return self.embedding(i).mean() * (self.wave.abs().sum() + self.short.float().sum())    # type: ignore[no-any-return]
+            return self.embedding(i).mean() * (self.wave.abs().sum() + self.short.float().sum())  # type: ignore[no-any-return]
 
     with Looker(Odd()) as looker:
         looker.step(torch.tensor([1, 2]))
@@ -366,7 +366,7 @@ def test_lazy_modules_and_parameters_from_elsewhere() -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.Linear(3, 1))
     other = nn.Parameter(torch.ones(2))
     deep = Deep(model, [model], [torch.optim.SGD([*model.parameters(), other])], EVERYTHING, FakeClock())
-    assert set(deep.collect(1.0, 1.0, 0.1, 1.0)["layers"]) == {"2.weight", "2.bias", "parameter 4"}    # type: ignore[index]
+    assert set(deep.collect(1.0, 1.0, 0.1, 1.0)["layers"]) == {"2.weight", "2.bias", "parameter 4"}  # type: ignore[index]
 
 
 # ---- what it leaves behind
@@ -420,18 +420,27 @@ def test_a_hook_that_fails_is_told_where_it_can_be_switched_off(monkeypatch: pyt
 # ---- under a guard
 
 
-def train(tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...], chosen: Any, mode: str = "enforce",
-          loop: str = "attach", steps: int = 12) -> tuple[dict[str, Tensor], list[Any]]:
+def train(
+    tmp_path: Path,
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    chosen: Any,
+    mode: str = "enforce",
+    loop: str = "attach",
+    steps: int = 12,
+) -> tuple[dict[str, Tensor], list[Any]]:
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     states = []
+
     def one(x: Tensor) -> None:
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         states.append(g._slots[0].signals.deep if g else None)
+
     if chosen is None:
         g = None
         for _ in range(steps):
@@ -466,9 +475,7 @@ def transformer() -> nn.Module:
 
 @pytest.mark.parametrize("mode", ["observe", "enforce"])
 @pytest.mark.parametrize("loop", ["attach", "batches"])
-@pytest.mark.parametrize(
-    ("make", "shape"), [(mlp, (16, 6)), (convolutional, (4, 1, 8, 8)), (transformer, (3, 5, 8))]
-)
+@pytest.mark.parametrize(("make", "shape"), [(mlp, (16, 6)), (convolutional, (4, 1, 8, 8)), (transformer, (3, 5, 8))])
 def test_training_is_the_same_bit_for_bit(tmp_path: Path, make: Any, shape: Any, mode: str, loop: str) -> None:
     plain, _ = train(tmp_path, make, shape, None)
     looked, states = train(tmp_path, make, shape, policy(every=1), mode, loop)

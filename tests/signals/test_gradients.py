@@ -12,7 +12,7 @@ from torch import nn
 
 from guard.signals import GradientReader, careful_norm, nonfinite_names
 
-SIZES = [(3,), (64, 64), (65, 64), (128, 300), (1,)]    # around the limit between small and large
+SIZES = [(3,), (64, 64), (65, 64), (128, 300), (1,)]  # around the limit between small and large
 
 
 def parameters(sizes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32, seed: int = 0) -> list[nn.Parameter]:

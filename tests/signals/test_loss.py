@@ -39,7 +39,7 @@ def test_stated_losses_are_averaged_and_never_scaled(as_what: type) -> None:
 def test_heard_losses_are_added_and_the_scale_taken_out() -> None:
     meter = LossMeter()
     for x in (1.0, 2.0):
-        meter.hear(tensor(x * 1024.0 / 2))    # what a loop that divides by 2 and scales by 1024 shows
+        meter.hear(tensor(x * 1024.0 / 2))  # what a loop that divides by 2 and scales by 1024 shows
     assert meter.take(1024.0) == 1.5
 
 

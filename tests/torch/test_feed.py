@@ -31,7 +31,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from guard.checkpoints import RngState
 from guard.errors import UsageError
-from guard.feed import Feed
+from guard.run.feed import Feed
 
 PER_PASS = 10
 

@@ -9,18 +9,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from guard import command as commands
-from guard import evidence, optimizer_state
-from guard.accumulation import Accumulation
 from guard.checkpoints import ChangedBuffers, Ring, Snapshot, Stateful, TrainingState
-from guard.errands import Errands
 from guard.errors import UnavailableError
-from guard.feed import Feed, Place
 from guard.incidents.journal import encode
-from guard.iteration import Iteration
-from guard.loss_scale import LossScale
 from guard.policy.schema import Checkpoints
-from guard.precision import Precision
+from guard.run import command as commands
+from guard.run import evidence, optimizer_state
+from guard.run.accumulation import Accumulation
+from guard.run.errands import Errands
+from guard.run.feed import Feed, Place
+from guard.run.iteration import Iteration
+from guard.run.loss_scale import LossScale
+from guard.run.precision import Precision
 from guard.signals import careful_norm
 from guard.signals.gradients import values
 
@@ -45,8 +45,16 @@ class LiveRun:
 
     errands: Errands
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful], *,
-                 scaler: Any, checkpoints: Checkpoints, usual_grad_norm: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        others: dict[str, Stateful],
+        *,
+        scaler: Any,
+        checkpoints: Checkpoints,
+        usual_grad_norm: Callable[[int], float],
+    ) -> None:
         self.model, self.optimizers, self.scaler = model, list(optimizers), scaler
         self.state = TrainingState(model, optimizers, others)
         self.ring = Ring(checkpoints.keep, checkpoints.probation, self.state.recycle)
@@ -62,15 +70,15 @@ class LiveRun:
         self._used: int | None = None
         self._multiplier, self._min_lr = 1.0, 0.0
         self._recover: tuple[int, int] | None = None
-        self._clip: tuple[float, str | None, int] | None = None    # max_norm, pattern, tick at which it ends
+        self._clip: tuple[float, str | None, int] | None = None  # max_norm, pattern, tick at which it ends
         self.grad_scale = 1.0
         self.accumulation, self.loss_scale = Accumulation(), LossScale(scaler)
         self.iteration: Iteration | None = None
         self.wants_snapshot = False
         self.paused_for: float | None = None
         self.resumed_by: str | None = None
-        self._warmup: tuple[int, int, float] | None = None         # first tick, ticks, factor at its beginning
-        self._reset: bool | None = None    # the optimizer was reset in this iteration (True: everything)
+        self._warmup: tuple[int, int, float] | None = None  # first tick, ticks, factor at its beginning
+        self._reset: bool | None = None  # the optimizer was reset in this iteration (True: everything)
         self._state_made_early = [bool(o.state) for o in optimizers]
         self._once: set[tuple[str, str]] = set()
         self._names = {id(p): n for n, p in model.named_parameters()}
@@ -96,15 +104,20 @@ class LiveRun:
         if lasts is not None:
             self._clip = (max_norm, pattern, self.tick + lasts)
         max_norm *= self.grad_scale
-        chosen = [p for o in self.optimizers for g in o.param_groups for p in g["params"]
-                  if p.grad is not None and (pattern is None or fnmatch.fnmatch(self._names.get(id(p), ""), pattern))]
+        chosen = [
+            p
+            for o in self.optimizers
+            for g in o.param_groups
+            for p in g["params"]
+            if p.grad is not None and (pattern is None or fnmatch.fnmatch(self._names.get(id(p), ""), pattern))
+        ]
         if pattern is None:
             return _shorten(chosen, max_norm)
         return min((_shorten([p], max_norm) for p in chosen), default=1.0)
 
     def skip_step(self) -> None:
         self.leave_out()
-        if self.can_replay():    # what is left out stays left out when another incident goes back
+        if self.can_replay():  # what is left out stays left out when another incident goes back
             self._left_out_by.setdefault(self.incident, set()).add(self.position)
             self.feed.skipped.add(self.position)  # type: ignore[union-attr]
 
@@ -115,7 +128,11 @@ class LiveRun:
         self._clear_gradients()
 
     def can_scale_lr(self) -> str | None:
-        return None if all("lr" in g for o in self.optimizers for g in o.param_groups) else "the optimizer has no learning rate"
+        return (
+            None
+            if all("lr" in g for o in self.optimizers for g in o.param_groups)
+            else "the optimizer has no learning rate"
+        )
 
     def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
         self._multiplier, self._min_lr = multiplier, min_lr
@@ -136,7 +153,7 @@ class LiveRun:
         skipped: list[int] = []
         if data != "advance" and self.feed is not None:
             self._to = snapshot.context["place"]
-            if data == "replay":    # this incident's own skips did not help: its data is innocent
+            if data == "replay":  # this incident's own skips did not help: its data is innocent
                 self.feed.skipped -= self._left_out_by.pop(self.incident, set())
             first = window if data == "skip_offending" else self._to.position // self.feed.accumulate
             skipped = list(range(first, window + 1)) if data != "replay" else []
@@ -195,8 +212,9 @@ class LiveRun:
             return "the run has no loss scaler"
         return "the loss scaler is frozen while the precision is overridden" if self.precision.override else None
 
-    def change_loss_scale(self, value: float | None, growth_interval: int | None,
-                          floor: float | None) -> dict[str, Any]:
+    def change_loss_scale(
+        self, value: float | None, growth_interval: int | None, floor: float | None
+    ) -> dict[str, Any]:
         return self.loss_scale.change(value, growth_interval, floor)
 
     def checkpoint(self) -> None:
@@ -223,8 +241,9 @@ class LiveRun:
         errands, incident = self.errands, self.incident
         if errands.busy:
             return {"failed": "too many others are under way"}
-        text = encode({"run_dir": str(errands.run_dir), "tick": self.tick, "step": self.step,
-                       "incident": errands.facts(incident)})
+        text = encode(
+            {"run_dir": str(errands.run_dir), "tick": self.tick, "step": self.step, "incident": errands.facts(incident)}
+        )
 
         def work(enough: Any) -> dict[str, Any]:
             return commands.run(command, text, errands.run_dir, timeout=timeout, clock=errands.clock, enough=enough)
@@ -257,8 +276,12 @@ class LiveRun:
     @property
     def ends_override(self) -> bool:
         """Something in force is to last for some time only."""
-        return (self._recover is not None or self._clip is not None or self._warmup is not None
-                or self.precision.until is not None)
+        return (
+            self._recover is not None
+            or self._clip is not None
+            or self._warmup is not None
+            or self.precision.until is not None
+        )
 
     @property
     def scaling(self) -> bool:
@@ -347,7 +370,9 @@ class LiveRun:
         return self.state.finite()
 
     def boundary(self) -> bool:
-        """An iteration begins: buffers are remembered, and what the rest of a discarded iteration did is undone (True)."""
+        """An iteration begins: buffers are remembered, and what the rest of a discarded iteration did is undone
+        (True).
+        """
         restores = self.went_back is not None
         if self.went_back is not None:
             snapshot, self.went_back = self.went_back, None

@@ -15,13 +15,14 @@ from typing import Any
 
 from guard.clock import Clock
 
-_TAIL = 4096     # bytes of output kept
-_LOOK = 0.05     # [s] between looks at the clock
+_TAIL = 4096  # bytes of output kept
+_LOOK = 0.05  # [s] between looks at the clock
 _PASSED_ON = ("PATH", "HOME", "LANG")
 
 
-def run(command: Sequence[str], text: bytes, run_dir: Path, *, timeout: float, clock: Clock,
-        enough: threading.Event) -> dict[str, Any]:
+def run(
+    command: Sequence[str], text: bytes, run_dir: Path, *, timeout: float, clock: Clock, enough: threading.Event
+) -> dict[str, Any]:
     """Runs it to its end, or for `timeout` [s].
 
     Args:
@@ -35,11 +36,18 @@ def run(command: Sequence[str], text: bytes, run_dir: Path, *, timeout: float, c
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment["GUARD_RUN_DIR"] = str(run_dir)
     try:
-        with tempfile.TemporaryFile() as given:    # a file: whoever does not read a pipe blocks it
+        with tempfile.TemporaryFile() as given:  # a file: whoever does not read a pipe blocks it
             given.write(text)
             given.seek(0)
-            process = subprocess.Popen(list(command), stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       env=environment, start_new_session=True, bufsize=0)
+            process = subprocess.Popen(
+                list(command),
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                bufsize=0,
+            )
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         return {"failed": f"it did not start: {why}", "output": "", "seconds": 0.0}
@@ -52,8 +60,9 @@ def run(command: Sequence[str], text: bytes, run_dir: Path, *, timeout: float, c
     return {"failed": f"{why}, so it was killed", **output}
 
 
-def _watch(process: subprocess.Popen[bytes], deadline: float, clock: Clock,
-           enough: threading.Event) -> tuple[bytes, bool]:
+def _watch(
+    process: subprocess.Popen[bytes], deadline: float, clock: Clock, enough: threading.Event
+) -> tuple[bytes, bool]:
     """The end of what it prints; False if it had to be killed."""
     tail, in_time = b"", True
     assert process.stdout is not None
@@ -66,7 +75,7 @@ def _watch(process: subprocess.Popen[bytes], deadline: float, clock: Clock,
                 if not chunk:
                     selector.unregister(process.stdout)
                 ended = False
-            else:    # silent; one that it left behind may hold the pipe open
+            else:  # silent; one that it left behind may hold the pipe open
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0 if selector.get_map() else _LOOK)
                 ended = process.returncode is not None
@@ -76,5 +85,5 @@ def _watch(process: subprocess.Popen[bytes], deadline: float, clock: Clock,
                 in_time = False
                 break
     with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)    # with whatever it started
+        os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
     return tail, in_time

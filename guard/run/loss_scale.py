@@ -39,13 +39,13 @@ class LossScale:
         """Makes it so: after the loop's `scaler.update`, and after the scaler was restored."""
         if self._growth_interval is not None:
             self._scaler.set_growth_interval(self._growth_interval)
-            if self._scaler._growth_tracker is not None:    # it grows at equality only: a count beyond never does
+            if self._scaler._growth_tracker is not None:  # it grows at equality only: a count beyond never does
                 self._scaler._growth_tracker.clamp_(max=self._growth_interval - 1)
         if self._value is None and self._floor is None:
             return
         value, self._value = self._value, None
         scale = self._scaler._scale
-        if scale is None:    # not used yet
+        if scale is None:  # not used yet
             self._scaler._init_scale = max(value or self._scaler._init_scale, self._floor or 0.0)
             return
         if value is not None:

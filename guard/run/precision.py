@@ -14,7 +14,7 @@ from torch import nn
 
 from guard import patching
 
-_LOOK = 16    # training forward passes between looks; asking costs as much as a detector
+_LOOK = 16  # training forward passes between looks; asking costs as much as a detector
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -94,7 +94,9 @@ class Precision:
         while self._ends:
             self._ends.pop()()
 
-    def region(self, device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None) -> torch.autocast:
+    def region(
+        self, device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
+    ) -> torch.autocast:
         """`torch.autocast` with the override in force."""
         if enabled:
             self.autocast = dtype or torch.get_autocast_dtype(device_type)

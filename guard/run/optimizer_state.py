@@ -33,7 +33,7 @@ def reset(optimizers: Sequence[torch.optim.Optimizer], *, everything: bool) -> i
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
         for group in optimizer.param_groups:
             count += sum(p in optimizer.state for p in group["params"])
-        if isinstance(optimizer, torch.optim.Adagrad):    # makes its state in its constructor, and only there
+        if isinstance(optimizer, torch.optim.Adagrad):  # makes its state in its constructor, and only there
             for group in optimizer.param_groups:
                 start = group.get("initial_accumulator_value", optimizer.defaults["initial_accumulator_value"])
                 for p in group["params"]:

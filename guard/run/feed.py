@@ -59,7 +59,7 @@ class Feed:
     position: int = 0
     on_pass: Callable[[int], None] = lambda _: None
     _in_pass: int = 0
-    _pass: Place = field(default_factory=Place)    # where the present pass began
+    _pass: Place = field(default_factory=Place)  # where the present pass began
     _iterator: Iterator[Any] | None = None
     iterable: bool = field(init=False)
     can_go_back: bool = field(init=False)
@@ -71,8 +71,10 @@ class Feed:
         if self.accumulate < 1:
             raise UsageError(f"accumulate must be at least 1, not {self.accumulate}")
         if not self.iterable and not callable(self.source):
-            raise UsageError(f"batches wants a DataLoader, another iterable, or a callable index -> batch; "
-                             f"{type(self.source).__name__} is neither")
+            raise UsageError(
+                f"batches wants a DataLoader, another iterable, or a callable index -> batch; "
+                f"{type(self.source).__name__} is neither"
+            )
 
     @property
     def window(self) -> int:

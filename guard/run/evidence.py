@@ -14,8 +14,12 @@ from torch import Tensor, nn
 
 from guard.signals.gradients import values
 
-COLUMNS = ("name", "shape", "dtype", *(f"{of}_{what}" for of in ("weight", "gradient")
-                                       for what in ("min", "max", "mean", "nonfinite")))
+COLUMNS = (
+    "name",
+    "shape",
+    "dtype",
+    *(f"{of}_{what}" for of in ("weight", "gradient") for what in ("min", "max", "mean", "nonfinite")),
+)
 
 
 class TooLargeError(Exception):
@@ -38,13 +42,14 @@ def layer_table(model: nn.Module, grad_scale: float) -> str:
     for name, p in named:
         weight, gradient = next(numbers), next(numbers)
         scaled = [v / grad_scale for v in gradient[:3]] + gradient[3:]
-        writer.writerow([name, "x".join(map(str, p.shape)), str(p.dtype).removeprefix("torch."),
-                         *_cells(weight), *_cells(scaled)])
+        writer.writerow(
+            [name, "x".join(map(str, p.shape)), str(p.dtype).removeprefix("torch."), *_cells(weight), *_cells(scaled)]
+        )
     return out.getvalue()
 
 
 def _cells(row: list[float]) -> list[str]:
-    return [f"{v:.7g}" for v in row] or [""] * 4    # no element: nothing to say
+    return [f"{v:.7g}" for v in row] or [""] * 4  # no element: nothing to say
 
 
 def _statistics(tensor: Tensor | None) -> Tensor | None:
@@ -58,8 +63,18 @@ def _statistics(tensor: Tensor | None) -> Tensor | None:
     finite = torch.isfinite(x)
     count = finite.sum()
     zero = torch.where(finite, x, 0.0)
-    return torch.stack([torch.where(finite, x, torch.inf).amin(), torch.where(finite, x, -torch.inf).amax(),
-                        zero.sum() / count.clamp(min=1), 1.0 - count / x.numel()]).cpu().double()
+    return (
+        torch.stack(
+            [
+                torch.where(finite, x, torch.inf).amin(),
+                torch.where(finite, x, -torch.inf).amax(),
+                zero.sum() / count.clamp(min=1),
+                1.0 - count / x.numel(),
+            ]
+        )
+        .cpu()
+        .double()
+    )
 
 
 def _read(rows: Sequence[Tensor | None]) -> list[list[float]]:
@@ -83,8 +98,11 @@ def write(folder: Path, table: str, payload: dict[str, Any] | None, max_bytes: i
             torch.save(payload, cast("IO[bytes]", _Bounded(file, max_bytes)))
     except Exception as error:  # noqa: BLE001 - a batch may hold anything; the statistics are safe
         (folder / "batch.pt").unlink(missing_ok=True)
-        why = f"it is larger than {max_bytes} bytes" if isinstance(error, TooLargeError) or isinstance(
-            error.__context__, TooLargeError) else f"{type(error).__name__}: {error}"[:200]
+        why = (
+            f"it is larger than {max_bytes} bytes"
+            if isinstance(error, TooLargeError) or isinstance(error.__context__, TooLargeError)
+            else f"{type(error).__name__}: {error}"[:200]
+        )
         return {"files": ["layers.csv"], "no_batch": why}
     return {"files": ["layers.csv", "batch.pt"]}
 

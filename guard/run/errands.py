@@ -11,7 +11,7 @@ from typing import Any
 from guard.clock import Clock
 from guard.types import Entry
 
-_AT_ONCE = 8    # errands under way
+_AT_ONCE = 8  # errands under way
 
 
 class Errands:
