@@ -110,15 +110,15 @@ def test_undo_in_the_middle_uses_what_is_held(start: Start) -> None:
     run.go(6)
     submit(run.run_dir, Request("undo", "ada", incident="i0001"))
     run.go(8)
-    assert run.guard.run.live.accumulation.factor == 1
-    assert not run.guard.run.live.accumulation.on
+    assert run.guard.live.accumulation.factor == 1
+    assert not run.guard.live.accumulation.on
     (undone,) = [e for e in run.journal if e["kind"] == "undone"]
     assert undone["changes"] == {"windows_per_update": 1}
 
 
 def test_never_more_than_max(start: Start) -> None:
     run = start(call({**TWICE, "max": 4}, {"type": "checkpoint"})).go(20, calls=[2, 9, 16])
-    assert run.guard.run.live.accumulation.factor == 4
+    assert run.guard.live.accumulation.factor == 4
     assert run.left_out == [("accumulate", "an update takes 4 windows already; use a larger batch")]
 
 

@@ -128,8 +128,8 @@ def test_a_loop_of_its_own_has_no_batch_to_keep(start: Start) -> None:
 def test_batches_are_not_hoarded(start: Start) -> None:
     for mode in ("enforce", "observe"):
         run = start(call(CAPTURE), mode=mode).go(6, accumulate=2)
-        assert len(run.guard.run.live.iteration.batches) == 2
-    assert start(call({"type": "checkpoint"})).go(6).guard.run.live.iteration is None
+        assert len(run.guard.live.iteration.batches) == 2
+    assert start(call({"type": "checkpoint"})).go(6).guard.live.iteration is None
 
 
 def test_a_disk_that_cannot_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

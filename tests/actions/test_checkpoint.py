@@ -9,13 +9,13 @@ from .conftest import Start
 def test_a_snapshot_is_taken_before_the_next_step(start: Start) -> None:
     run = start(call({"type": "checkpoint"}))
     taken: list[int] = []
-    capture = run.guard.run.live.capture
+    capture = run.guard.live.capture
 
     def watched() -> object:
         taken.append(run.guard.step)
         return capture()
 
-    run.guard.run.live.capture = watched  # type: ignore[method-assign]
+    run.guard.live.capture = watched  # type: ignore[method-assign]
     run.go(12, calls=[5])
     assert taken == [0, 4, 6, 10]
     (result,) = run.results

@@ -160,7 +160,7 @@ def test_a_run_that_fails_it_is_journaled_and_training_goes_on(start: Start, nam
     for method in METHODS:
         possible = method.startswith("can_") or method in ("typical_grad_norm", "once")
         answer = {"typical_grad_norm": 1.0, "once": True, "can_replay": True}.get(method)
-        setattr(run.guard.run.live, method, (lambda *_, answer=answer: answer) if possible else fails)
+        setattr(run.guard.live, method, (lambda *_, answer=answer: answer) if possible else fails)
     run.go(12, calls=[5, 9])
     assert run.guard.step == 12
     (failure,) = run.failures

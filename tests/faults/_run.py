@@ -176,7 +176,7 @@ class Bare:
     def train(self, act: Callable[[Bare], object] | None = None, at: int = -1) -> Trace:
         began, run = time.perf_counter(), self.run
         while self.index < run.steps:
-            if self.tick and self.tick % _EVERY == 0:
+            if self.tick and self.tick % (run.validate or _EVERY) == 0:
                 self._look()
             if self.tick == at and act is not None:
                 act(self)
@@ -427,19 +427,28 @@ def random_right(case: Case, seed: int) -> float:
     return sum(ends_right(case, seed, by_hand(case, seed, action)) for action in chosen) / RANDOM_DRAWS
 
 
-def score(rows: list[Row], luck: float) -> str:
+def score(rows: list[Row]) -> str:
     faults = [r for r in rows if r.kind != "healthy"]
     ok = [r for r in rows if r.kind == "healthy"]
     fixable, hopeless = ([r for r in faults if (r.remedy == "stop") is stop] for stop in (False, True))
-    by_name = {case.name: case for case in CASES}
-    nothing = sum(ends_right(by_name[r.case], r.seed, plain(by_name[r.case], r.seed)) for r in faults)
     return (
         f"seen in time {sum(r.seen_at is not None for r in faults)}/{len(faults)}, "
         f"repaired {sum(r.right for r in fixable)}/{len(fixable)}, "
         f"stopped rightly {sum(r.right for r in hopeless)}/{len(hopeless)}, "
         f"early alarms {sum(r.verdict == 'EARLY' for r in faults)}, "
-        f"left alone {sum(r.right for r in ok)}/{len(ok)}, errors {sum(r.verdict == 'ERROR' for r in rows)}\n"
-        f"ends right: guarded {sum(r.right for r in faults)}/{len(faults)}, doing nothing {nothing}/{len(faults)}, "
+        f"left alone {sum(r.right for r in ok)}/{len(ok)}, errors {sum(r.verdict == 'ERROR' for r in rows)}"
+    )
+
+
+def beside(rows: list[Row]) -> str:
+    """What would have come of doing nothing, and of a random action when the fault shows."""
+    by_name = {case.name: case for case in CASES}
+    faults = [(by_name[r.case], r.seed) for r in rows if r.kind != "healthy"]
+    right = sum(r.right for r in rows if r.kind != "healthy")
+    nothing = sum(ends_right(case, seed, plain(case, seed)) for case, seed in faults)
+    luck = sum(random_right(case, seed) for case, seed in faults)
+    return (
+        f"ends right: guarded {right}/{len(faults)}, doing nothing {nothing}/{len(faults)}, "
         f"a random action at the fault {luck:.1f}/{len(faults)}"
     )
 
@@ -455,7 +464,7 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    rows, luck = [], 0.0
+    rows = []
     print(HEAD)
     for case in cases():
         if chosen.names and case.name not in chosen.names:
@@ -468,9 +477,9 @@ def main() -> int:
             if chosen.by_hand:
                 rows[-1].verdict = "ok" if rows[-1].right else "NO REMEDY"
             print(rows[-1], flush=True)
-            if not (chosen.no_baselines or chosen.by_hand or case.healthy):
-                luck += random_right(case, seed)
-    print(score(rows, luck))
+    print(score(rows))
+    if not (chosen.no_baselines or chosen.by_hand):
+        print(beside(rows))
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
     return 0
