@@ -39,6 +39,7 @@ from guard.types import Signals
 from guard.units import Steps
 
 _TRAVEL = 0.05  # sum of the rates before which no movement can be expected: small weights are of this size
+_THROWN = 0.1  # deviation [share of the start] from which on the first ticks threw the loss up, and say nothing of it
 _QUIET = 0.04  # deviation under which a flat loss can be told from a slow one [share of the level]
 
 
@@ -69,6 +70,8 @@ class FlatLoss(Windowed):
             self.close(s)
 
     def closed(self, block: Block) -> None:
+        if self.travel == 0.0 and math.sqrt(block.var) < _THROWN * self.start:
+            self.start = max(self.start, block.mean)  # its first few losses were lucky ones
         self.travel += block.lr * (block.until - block.since + 1)
         if self.params.trivial is not None or len(self.blocks) < 2:
             return

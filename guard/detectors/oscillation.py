@@ -4,8 +4,8 @@ Why it matters: the rate is too high (or gradients add up because nobody clears 
     and a lower rate usually mends it at once.
 Fires when: over the second half of the window the loss stays above the best quarter window of late by `rise`, by 5
     standard errors and by 2 % of its start level, does not fall, and its detrended deviation is more than 0.1 of its
-    mean; the oscillation is severe if it is more than 0.5 of that best, else moderate. Where the rate was raised
-    since that best, `rise` counts three times.
+    mean; the oscillation is severe if it is more than 0.5 of that best and the loss is twice that, else moderate.
+    Where the rate was raised since that best, `rise` counts three times.
     Or: deviation above 0.3 of the mean, no progress over the window, and a gradient norm that climbs while it hardly
     changes from one tick to the next, as the sum of all gradients so far does.
 
@@ -39,6 +39,7 @@ from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
 from guard.units import Steps
 
 _SWINGS, _SEVERE = 0.1, 0.5  # detrended deviation / mean, / best
+_LOST = 2.0  # times the best: from there on it is severe
 _FLOOR = 0.02  # of the start level: swings below are the noise floor of a finished run
 _FORGETS = 0.1  # of the distance to the best, per block
 _ERRORS = 5.0  # standard errors above the best quarter
@@ -106,7 +107,7 @@ class Oscillation(Windowed):
         sd = _shape(blocks[HALF:])[2]  # a step up to another steady level is no swing
         if sd < _SWINGS * level:
             return None
-        grade = "severe" if sd > _SEVERE * best else "moderate"
+        grade = "severe" if sd > _SEVERE * best and level > _LOST * best else "moderate"
         if grade == "moderate" and self.params.grade == "severe":
             return None
         message = f"{grade} oscillation: loss swings by {sd / level:.0%} around {level:.3g}, its best was {best:.3g}"
