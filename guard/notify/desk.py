@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 from guard.incidents import IncidentLog
@@ -26,7 +27,7 @@ def due(log: IncidentLog, spec: ReceiverSpec) -> Iterator[Incident]:
             yield together[0]
 
 
-class Desk:
+class Desk(ABC):
     """Base of the two ways to tell: `ThreadDesk` (Slack's Web API) and `LineDesk` (webhooks, console)."""
 
     def __init__(self, spec: ReceiverSpec) -> None:
@@ -37,17 +38,17 @@ class Desk:
 
     # ---- what the two ways differ in
 
+    @abstractmethod
     def tell(self, turn: Turn, incident: Incident) -> bool:
         """Tells what is due of one incident; True if nothing is left to tell."""
-        raise NotImplementedError
 
+    @abstractmethod
     def untold(self, log: IncidentLog, incident: Incident, rows: dict[str, Item]) -> list[str]:
         """The keys of what is due of one incident and not told, given its rows in the outbox."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tell_storm(self, turn: Turn, item: Item, message: Message) -> None:
         """Tells or renews the rolling message."""
-        raise NotImplementedError
 
     def finish(self, turn: Turn, incident: Incident) -> bool:  # noqa: ARG002 - most have nothing more to do
         """What comes after the words (a plot); True if nothing is left to do."""
