@@ -13,6 +13,7 @@ from guard.policy.triggers import All, Leaf, Trigger, leaves
 from guard.types import Detection, Signals
 
 _NOTHING: dict[int, Detection] = {}
+_REVIEW = 64  # accepted ticks between two looks for detectors that are settled
 
 # What holds the gate if a policy set says nothing about non-finite numbers.
 _GATE = """
@@ -99,47 +100,55 @@ class Bank:
         failed: ``(name, error)`` of detectors that raised; they are out.
     """
 
-    __slots__ = ("_detectors", "_indexed", "failed", "flagged")
+    __slots__ = ("_asked", "_indexed", "_learns", "_left", "_scores", "_taught", "failed", "flagged")
 
     def __init__(self, detectors: Mapping[int, Detector]) -> None:
         self._indexed = list(detectors.items())
-        self._detectors = list(detectors.values())
         self.flagged: dict[int, Detection] = _NOTHING
         self.failed: list[tuple[str, Exception]] = []
+        self._choose()
 
     def score(self, s: Signals) -> dict[int, Detection]:
         """Index of a detector -> its detection; empty in a healthy tick."""
         hits = _NOTHING
-        at = None
+        score = None
         try:
-            for at in self._indexed:
-                hit = at[1].score(s)
+            for score in self._scores:
+                hit = score(s)
                 if hit is not None:
-                    if hits is _NOTHING:
-                        hits = {}
-                    hits[at[0]] = hit
+                    hits = {**hits, self._asked[self._scores.index(score)][0]: hit}
         except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
-            assert at is not None
-            self._disable(at[1], error)
+            assert score is not None
+            self._disable(self._asked[self._scores.index(score)][1], error)
             return self.score(s)
         return hits
 
     def learn(self, s: Signals) -> None:
         """An accepted tick: detectors that saw nothing learn, the others count it."""
-        at = None
+        self._left -= 1
+        if not self._left:
+            self._choose()
+        if self.flagged:
+            self._learn_or_hold(s)
+            return
+        learn = None
         try:
-            if not self.flagged:
-                for at in self._detectors:
-                    at.learn(s)
-            else:
-                for i, at in self._indexed:
-                    if i in self.flagged:
-                        at.hold(s)
-                    else:
-                        at.learn(s)
+            for learn in self._learns:
+                learn(s)
         except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
-            assert at is not None
-            self._disable(at, error)
+            assert learn is not None
+            self._disable(self._taught[self._learns.index(learn)], error)
+
+    def _learn_or_hold(self, s: Signals) -> None:
+        for i, detector in self._asked:
+            try:
+                if i in self.flagged:
+                    detector.hold(s)
+                else:
+                    detector.learn(s)
+            except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+                self._disable(detector, error)
+                return
 
     def refill(self, went_back: Snapshot | None, number: int) -> None:
         """After a remedy; after a rollback also with the baselines of that time.
@@ -156,6 +165,7 @@ class Bank:
                 detector.refill()
             except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
                 self._disable(detector, error)
+        self._choose()  # with a state of earlier, one that was settled may not be any more
 
     def state_dict(self) -> dict[int, Any]:
         state = {}
@@ -169,4 +179,20 @@ class Bank:
     def _disable(self, detector: Detector, error: Exception) -> None:
         self.failed.append((detector.name, error))
         self._indexed = [(i, d) for i, d in self._indexed if d is not detector]
-        self._detectors = [d for d in self._detectors if d is not detector]
+        self._choose()
+
+    def _choose(self) -> None:
+        """Whom to ask in the next ticks: not those that are settled, nor those that learn nothing. Their methods are
+        looked up here rather than in every tick."""
+        self._left = _REVIEW
+        self._asked: list[tuple[int, Detector]] = []
+        for i, detector in self._indexed:
+            try:
+                if not detector.settled:
+                    self._asked.append((i, detector))
+            except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+                self._disable(detector, error)  # chooses anew
+                return
+        self._scores = [d.score for _, d in self._asked]
+        self._taught = [d for _, d in self._asked if getattr(d.learn, "__func__", None) is not Detector.learn]
+        self._learns = [d.learn for d in self._taught]

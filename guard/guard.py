@@ -28,7 +28,7 @@ from guard.run.errands import Errands
 from guard.run.feed import Feed
 from guard.run.iteration import Iteration
 from guard.run.live import LiveRun
-from guard.signals import Deep, History, Row, careful_norm, nonfinite_names
+from guard.signals import Deep, GuessMeter, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
 from guard.types import Incident, Mode, Signals
 
@@ -96,6 +96,7 @@ class Guard:
         if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
             self.live.iteration = Iteration()
         self._metrics: dict[str, float] | None = None
+        self._guess: GuessMeter | None = None
         self._boundary_due = True  # the next training forward pass begins an iteration
         self._lenient = False  # so does one in eval mode
         self._window_open = self._ticked = False
@@ -276,6 +277,8 @@ class Guard:
         s = slot.measure(self.live, metrics)
         if self._deep is not None and slot is self._clock_slot:
             self._look_inside(self._deep, s)
+        if self._guess is not None and self._guess.end_step(s.loss_scale):
+            s.guess, self._guess = self._guess.value, None
         return s
 
     def _look_inside(self, deep: Deep, s: Signals) -> None:
@@ -452,6 +455,12 @@ class Guard:
                     for slot in self._slots:
                         slot.loss.hear(tensor)
 
+    def _look_at_targets(self, tensors: Any) -> None:
+        """Somebody is about to call backward: in the first steps, what would a guess that knows nothing lose?"""
+        if self._guess is not None:
+            for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
+                self._guess.look(tensor)
+
     def reloading(self) -> None:
         """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is
         restored.
@@ -539,6 +548,9 @@ class Guard:
         if self.live.scaler is not None:
             self._undo.append(patching.watch_scaler(self.live.scaler, self))
         self._undo.append(patching.listen_to_backward(self.heard_backward))
+        if len(self._slots) == 1:
+            self._guess = GuessMeter()
+            self._undo.append(patching.listen_to_backward(self._look_at_targets, before=True))
         if self._deep is not None:
             self._deep.start()
             self._undo.append(self._deep.stop)

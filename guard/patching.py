@@ -169,30 +169,36 @@ def watch_loading(owner: nn.Module | torch.optim.Optimizer, watcher: Any) -> Cal
 
 # ---- torch.autograd.backward: where a loop that only calls `attach` shows its loss
 
-_LISTENERS: list[Callable[[Any], None]] = []
+_BEFORE: list[Callable[[Any], None]] = []
+_AFTER: list[Callable[[Any], None]] = []
 _real_backward: Callable[..., Any] | None = None
 
 
-def listen_to_backward(listener: Callable[[Any], None]) -> Callable[[], None]:
-    """Calls `listener` with the tensors of every backward pass; the patch lives as long as there is a listener."""
+def listen_to_backward(listener: Callable[[Any], None], *, before: bool = False) -> Callable[[], None]:
+    """Calls `listener` with the tensors of every backward pass, after it, or `before` it, when the graph is still
+    there. The patch lives as long as there is a listener.
+    """
     global _real_backward  # noqa: PLW0603 - the one process-wide patch has one process-wide memory
-    if not _LISTENERS:
+    if not (_BEFORE or _AFTER):
         real = _real_backward = torch.autograd.backward
 
         @functools.wraps(real)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            for listen in _BEFORE:
+                listen(tensors)
             result = real(tensors, *args, **kwargs)
-            for listen in _LISTENERS:
+            for listen in _AFTER:
                 listen(tensors)
             return result
 
         torch.autograd.backward = backward
-    _LISTENERS.append(listener)
+    listeners = _BEFORE if before else _AFTER
+    listeners.append(listener)
 
     def undo() -> None:
-        if listener in _LISTENERS:
-            _LISTENERS.remove(listener)
-            if not _LISTENERS and _real_backward is not None:
+        if listener in listeners:
+            listeners.remove(listener)
+            if not (_BEFORE or _AFTER) and _real_backward is not None:
                 torch.autograd.backward = _real_backward
 
     return undo

@@ -31,6 +31,7 @@ class Signals:
         loss_scale: of the GradScaler; 1.0 without one.
         overflow: the GradScaler left this step out (an ordinary event).
         params: parameter tensors that have a gradient.
+        guess: loss of the best constant answer, read off the loss function in the first steps; NaN: not known.
         metrics: what `g.log` brought since the last tick, else None.
         deep: per-layer statistics, only on ticks on which a policy asked for them, else None.
     """
@@ -38,6 +39,7 @@ class Signals:
     __slots__ = (
         "deep",
         "grad_norm",
+        "guess",
         "loss",
         "loss_known",
         "loss_scale",
@@ -63,6 +65,7 @@ class Signals:
         loss_scale: float = 1.0,
         overflow: bool = False,
         params: int = 1,
+        guess: float = math.nan,
         metrics: dict[str, float] | None = None,
         deep: dict[str, Any] | None = None,
     ) -> None:
@@ -70,7 +73,7 @@ class Signals:
         self.loss_known = not math.isnan(loss) if loss_known is None else loss_known
         self.lr_effective = lr if lr_effective is None else lr_effective
         self.loss_scale, self.overflow, self.params = loss_scale, overflow, params
-        self.metrics, self.deep = metrics, deep
+        self.guess, self.metrics, self.deep = guess, metrics, deep
 
 
 @dataclass(frozen=True, slots=True)

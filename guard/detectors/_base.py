@@ -36,6 +36,11 @@ class Detector(ABC):
         """Ticks after `refill` in which it cannot fire: until then its silence says nothing about a remedy."""
         return 0
 
+    @property
+    def settled(self) -> bool:
+        """Nothing can come that it would tell or learn: it is left alone until a state is loaded. Optional."""
+        return False
+
     @abstractmethod
     def score(self, s: Signals) -> Detection | None:
         """The fault, if this tick shows it. Pure: changes nothing, so that it may be asked twice."""

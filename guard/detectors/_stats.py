@@ -60,12 +60,11 @@ class Upper:
     _CHANGING = (
         "level",
         "scale",
-        "limit",
+        "gap",
         "_due",
         "_left",
         "_start",
         "_reach",
-        "_gap",
         "_top",
         "_tail",
         "_count",
@@ -107,14 +106,20 @@ class Upper:
         self._floor, self._start_floor, self._warmup = floor, start_floor, warmup
         self._rebaseline, self._alarms, self._fade = rebaseline, alarms, 1.0 - _REVIEW / (_FADE * window)
         self.level = self.scale = 0.0
-        self.limit = math.inf
+        self.gap = math.inf  # limit - level, at least
         self._due = self._left = 0  # values learnt by the next review, and how many of these are still to come
         self._values: list[float] = []  # until warm
         self._top, self._tail, self._count = math.log1p(4.0), _PRIOR * _PRIOR_WEIGHT, _PRIOR_WEIGHT
         self._last = 0.0  # value
-        self._reach = self._gap = self._start = 0.0  # limit - level: in scales, and at least; |level| at the start
+        self._reach = self._start = 0.0  # limit - level [scales], |level| at the start
         self._held = self._held_at = self._flagged = 0  # flagged ticks in a row, values learnt before, and alarms
         self._held_level = self._held_scale = self._wild = 0.0  # of the flagged ticks; the largest y among them
+
+    @property
+    def limit(self) -> float:
+        """Values above it are not usual. It is never nearer than `level` + `gap`, which costs less to ask."""
+        far = self._reach * self.scale
+        return self.level + (far if far > self.gap else self.gap)
 
     def learn(self, x: float) -> None:
         """Takes a usual value in."""
@@ -135,11 +140,7 @@ class Upper:
             step = -step
         if step > far:  # noqa: PLR1730 - min() costs more than the rest
             step = far
-        level += alpha * d
-        scale += alpha * (step - scale)
-        self.level, self.scale, self._last = level, scale, x
-        gap = self._reach * scale
-        self.limit = level + (gap if gap > self._gap else self._gap)
+        self.level, self.scale, self._last = level + alpha * d, scale + alpha * (step - scale), x
 
     def hold(self, x: float) -> None:
         """Counts a flagged value: enough in a row, and the level has shifted; enough alarms, and they are usual."""
@@ -163,7 +164,7 @@ class Upper:
         elif self._flagged == self._alarms:
             self._top = max(self._top, self._wild)
             self._flagged, self._wild = 0, 0.0
-        self._set_limit()
+        self._set_reach()
 
     def refill(self) -> None:
         """Forgets a level shift that was being counted."""
@@ -180,7 +181,7 @@ class Upper:
         steps = [abs(b - a) for a, b in pairwise(self._values)]
         self.scale = max(_STEP * sum(steps) / len(steps), 1e-3 * self._start)
         self._values.clear()
-        self._set_limit()
+        self._set_reach()
 
     def _y(self, d: float) -> float:
         return math.log1p(min(d / self.scale, 1e300)) if self.scale > 0.0 < d else _TAIL
@@ -193,22 +194,22 @@ class Upper:
             self._count -= 1.0
         self._tail += y - _TAIL
         self._count += 1.0
-        self._set_limit()
+        self._set_reach()
 
     def _look_back(self) -> None:
         """The largest outlier fades, and ticks without a long tail speak against one."""
         self._due, self._left = self._due + _REVIEW, _REVIEW
         self._top = max(_TAIL, self._top * self._fade)
         self._tail += 0.02 * (_SHORT * self._count - self._tail)
-        self._set_limit()
+        self._set_reach()
 
-    def _set_limit(self) -> None:
+    def _set_reach(self) -> None:
         tail = self._tail / self._count
-        gap = min(self._margin * tail * (1.0 + 2.0 * tail), _WIDEST)
-        y = self._top + gap + _UNRIPE / (self._due - self._left)
-        self._reach = max(self._threshold, math.expm1(min(y, _FAR)))
-        self._gap = max(self._floor * abs(self.level), self._start_floor * self._start)
-        self.limit = self.level + max(self._reach * self.scale, self._gap)
+        gap = self._margin * tail * (1.0 + 2.0 * tail)
+        y = self._top + (_WIDEST if gap > _WIDEST else gap) + _UNRIPE / (self._due - self._left)
+        reach = math.expm1(_FAR if y > _FAR else y)
+        self._reach = reach if reach > self._threshold else self._threshold
+        self.gap = max(self._floor * abs(self.level), self._start_floor * self._start)
 
     def state(self) -> dict[str, Any]:
         """A copy of all that changes over time."""

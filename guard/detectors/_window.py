@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from operator import mul
 from typing import Any, ClassVar, NamedTuple
 
@@ -41,6 +42,31 @@ class Block(NamedTuple):
     norm: float
     rough: float
     lr: float
+
+
+class Step(NamedTuple):
+    """One step of the loss up to another level.
+
+    Args:
+        since, until: first and last tick of the block in which it happened.
+        restless: deviation / level after it, over the same before it.
+    """
+
+    since: int
+    until: int
+    restless: float
+
+
+def step_up(blocks: Sequence[Block]) -> Step | None:
+    """The step, if a full window is two levels with one step up between them; what follows may be falling again."""
+    means = [b.mean for b in blocks]
+    i = max(range(1, BLOCKS - 2), key=lambda i: means[i + 1] - means[i - 1])
+    below, above = blocks[:i], blocks[i + 1 :]
+    was, now = sum(means[:i]) / i, sum(means[i + 1 :]) / len(above)
+    if means[i + 1] - means[i - 1] < 0.7 * (now - was) or now <= was or was <= 0.0:
+        return None
+    before, after = (median([math.sqrt(b.var) / b.mean for b in part]) for part in (below, above))
+    return Step(blocks[i].since, blocks[i].until, after / before if before > 0.0 else math.inf)
 
 
 class Windowed(Detector):

@@ -3,8 +3,10 @@
 Why it matters: no later batch brings it back; the sooner the run returns to a good state, at a lower rate, the less
     is lost.
 Fires when: the loss had fallen by 30 % of its start level, and has lost `regained` of that fall again, by 6 standard
-    errors: over half a window without a break, or block after block. Or, in the first `early` ticks: loss and
-    gradient norm are 10 times their highest so far in two ticks running, and the loss grows, to 1000 times.
+    errors: over half a window without a break, or block after block. One step up that is being learnt away again is
+    none; nor is one that came back in the same place although the run had gone back and was changed. Or, in the first
+    `early` ticks: loss and gradient norm are 10 times their highest so far in two ticks running, and the loss grows,
+    to 1000 times.
 
 Args:
     window: ticks judged at once [steps], >= 48. Default 96.
@@ -31,12 +33,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from guard.detectors._base import Detector, detector
-from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
+from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed, step_up
 from guard.types import Detection, Signals
 from guard.units import Steps
 
 _FALLEN = 0.3  # of the start level: a fall that is worth defending
 _ERRORS = 6.0  # standard errors of a quarter window that the rise must exceed
+_LEARNT = 0.1  # of what a jump cost, within half a window
 _RECENT = 4  # windows within which the ground must have been lost
 
 
@@ -57,6 +60,20 @@ class Divergence(Windowed):
         self.top = self.top_norm = 0.0  # highest |loss| and norm of the first ticks, blown-up ones left out
         self.blown = math.nan  # loss of the last tick, if that was blown up
         self.blown_since = 0
+        self.ahead = 0  # ticks more than steps
+        self.jump = -1  # step of the last jump that was reported; survives a rollback
+
+    def _is_harder_data(self, half: list[float]) -> bool:
+        """A jump that is learnt away again, or came back in the same place after a remedy: the data have changed."""
+        jump = step_up(self.blocks)
+        if jump is None:
+            return False
+        if half[-1] < half[0] - _LEARNT * (half[0] - self.best):
+            return True
+        if self.jump < 0 or self.found is not None or abs(jump.since - self.ahead - self.jump) > self.size:
+            return False
+        self.start = self.best = half[-1]
+        return True
 
     def score(self, s: Signals) -> Detection | None:
         if self.early and self._blown_up(s) and s.loss > max(self.blown, 1000.0 * self.top):
@@ -98,6 +115,10 @@ class Divergence(Windowed):
         if self.best == math.inf or recent <= self.best + 0.2 * (self.start - self.best):
             self.sound, self.best = block.until + 1, min(self.best, recent)
 
+    def close(self, s: Signals) -> None:
+        self.ahead = s.tick - s.step
+        super().close(s)
+
     def judge(self) -> Found | None:
         blocks, fall = self.blocks, self.start - self.best
         level, limit = 0.5 * (blocks[-1].mean + blocks[-2].mean), self.best + self.params.regained * fall
@@ -112,8 +133,10 @@ class Divergence(Windowed):
         half = [b.mean for b in blocks[-HALF:]]
         steps = [b - a for a, b in pairwise(half)]
         rising = min(steps) > 0.08 * sum(steps) > 0.0 and max(steps) < 0.8 * sum(steps)  # a jump is no steady rise
-        if not rising and min(half) < limit:
+        if not rising and (min(half) < limit or self._is_harder_data(half)):
             return None
+        if not rising and self.found is None and (jump := step_up(blocks)) is not None:
+            self.jump = jump.since - self.ahead
         how = "and rising" if rising else "to stay"
         message = f"loss fell from {self.start:.4g} to {self.best:.4g} and is back at {level:.4g} {how}"
         return "loss", level, limit, self.best, self.sound, message

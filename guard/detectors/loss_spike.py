@@ -6,6 +6,7 @@ Fires when: loss > level + max(reach * scale, 0.75 * |level|, 0.1 * |start level
     running mean that takes outliers up to a cap, scale that of |x - x'| / 1.41 from one tick to the next; reach =
     exp(top + min(margin * tail * (1 + 2 tail), 3.5)) - 1, where top is the largest and tail the mean excess of this
     run's own outliers d > 2.5 scale, on the scale y = log(1 + d / scale).
+    Or: loss < 0 and loss < level - 8 * (|level| + 20 scale): no loss falls like that, labels out of range do.
 
 Args:
     window: memory of level and scale [steps], >= 16. Default 50.
@@ -34,6 +35,8 @@ from guard.detectors._base import detector
 from guard.detectors._jump import Jump
 from guard.types import Detection, Signals
 
+_FALLS, _SCALES = 8.0, 20.0  # how far a loss may fall below its level in one tick
+
 
 @detector("loss_spike")
 class LossSpike(Jump):
@@ -42,9 +45,21 @@ class LossSpike(Jump):
 
     def score(self, s: Signals) -> Detection | None:
         loss, usual = s.loss, self.usual
-        if not loss > usual.limit or loss == math.inf:  # an infinite loss is the business of non_finite
+        if not loss > usual.level + usual.gap:
+            return None if loss >= 0.0 else self._far_below(s)
+        if not loss > usual.limit:
+            return None
+        if loss == math.inf:  # the business of non_finite
             return None
         return Detection("loss_spike", "loss", loss, usual.limit, usual.level, s.tick, f"loss {self.told(loss)}")
+
+    def _far_below(self, s: Signals) -> Detection | None:
+        level, loss = self.usual.level, s.loss
+        limit = level - _FALLS * (abs(level) + _SCALES * self.usual.scale)
+        if not -math.inf < loss < limit or self.usual.gap == math.inf:
+            return None
+        message = f"loss {loss:.3g} is far below its usual {level:.3g}: are all targets in range?"
+        return Detection("loss_spike", "loss", loss, limit, level, s.tick, message)
 
     def learn(self, s: Signals) -> None:
         self.usual.learn(s.loss)

@@ -21,6 +21,7 @@ Source: reports of schedules that start anew after a resume (Lightning-AI/pytorc
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -43,12 +44,13 @@ class LRJump(Detector):
         self._recent = 0.0  # highest of late; renewed every `window` ticks
         self._usual = 0.0  # highest of the span before
         self._left = params.window
+        self._limit = math.inf  # factor * usual; a rate below it is no jump
         self._jump: tuple[int, float, float] | None = None  # tick, rate before, rate after
 
     def score(self, s: Signals) -> Detection | None:
-        jump = self._jump
-        if jump is None and s.lr_effective > self.params.factor * self._usual > 0.0:
-            jump = self._seen(s)
+        if self._jump is None and not s.lr_effective > self._limit:
+            return None
+        jump = self._jump or self._seen(s)
         if jump is None or s.tick - jump[0] >= self.params.hold or s.lr_effective < jump[2]:
             return None
         at, before, after = jump
@@ -64,13 +66,19 @@ class LRJump(Detector):
         lr = s.lr_effective
         if self._jump is not None and (s.tick - self._jump[0] >= self.params.hold or lr < self._jump[2]):
             self._jump = None
-        if self._jump is None and lr > self.params.factor * self._usual > 0.0:
+        if lr > self._limit and self._jump is None:
             self._jump = self._seen(s)
-        self._recent = max(self._recent, lr)
-        self._ever = max(self._ever, lr)
+        if lr > self._recent:
+            self._recent = lr
+            self._ever = max(self._ever, lr)
         self._left -= 1
         if not self._left:
             self._usual, self._recent, self._left = self._recent, 0.0, self.params.window
+            self._set_limit()
+
+    def _set_limit(self) -> None:
+        limit = self.params.factor * self._usual
+        self._limit = limit if limit > 0.0 else math.inf  # no rate is usual yet
 
     hold = learn
 
@@ -89,4 +97,5 @@ class LRJump(Detector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._ever, self._recent, self._usual = state["ever"], state["recent"], state["usual"]
         self._left, jump = state["left"], state["jump"]
+        self._set_limit()
         self._jump = None if jump is None else (jump[0], jump[1], jump[2])

@@ -5,7 +5,9 @@ Why it matters: the rate is too high (or gradients add up because nobody clears 
 Fires when: over the second half of the window the loss stays above the best quarter window of late by `rise`, by 5
     standard errors and by 2 % of its start level, does not fall, and its detrended deviation is more than 0.1 of its
     mean; the oscillation is severe if it is more than 0.5 of that best and the loss is twice that, else moderate.
-    Where the rate was raised since that best, `rise` counts three times.
+    Where the rate was raised since that best, `rise` counts three times; where it was not, one step to another level
+    below the start, on which the loss swings no more than before in proportion, is none: the data have changed, and
+    the level counts anew.
     Or: deviation above 0.3 of the mean, no progress over the window, and a gradient norm that climbs while it hardly
     changes from one tick to the next, as the sum of all gradients so far does.
 
@@ -35,19 +37,20 @@ from pydantic import Field
 
 from guard.detectors._base import Detector, detector
 from guard.detectors._stats import line
-from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed
+from guard.detectors._window import BLOCKS, HALF, Block, Found, Windowed, step_up
 from guard.units import Steps
 
 _SWINGS, _SEVERE = 0.1, 0.5  # detrended deviation / mean, / best
 _LOST = 2.0  # times the best: from there on it is severe
 _FLOOR = 0.02  # of the start level: swings below are the noise floor of a finished run
 _FORGETS = 0.1  # of the distance to the best, per block
+_SAME = 2.0  # times as restless as before, in proportion
 _ERRORS = 5.0  # standard errors above the best quarter
 
 
 @detector("oscillation")
 class Oscillation(Windowed):
-    OWN = ("best", "best_lr")
+    OWN = ("best", "best_lr", "shifted")
 
     class Params(Detector.Params):
         window: Annotated[Steps, Field(ge=48)] = 96
@@ -59,12 +62,15 @@ class Oscillation(Windowed):
         super().__init__(params)
         self.best = math.inf  # least mean of two blocks that have left the window
         self.best_lr = 0.0
+        self.shifted = -1  # first tick after the loss stepped to another level
 
     def closed(self, block: Block) -> None:
         if self.start != self.start:
             self.start = block.mean
         if len(self.blocks) > BLOCKS:
             a, b = self.blocks[:2]
+            if a.since < self.shifted:
+                return
             if a.mean + b.mean < 2.0 * self.best:
                 self.best, self.best_lr = 0.5 * (a.mean + b.mean), max(a.lr, b.lr)
             else:  # ground is lost within some windows; a slow drift (a game that gets harder) is none
@@ -76,6 +82,8 @@ class Oscillation(Windowed):
 
     def judge(self) -> Found | None:
         b = self.blocks
+        if b[0].since < self.shifted:
+            return None
         first, last = 0.5 * (b[0].mean + b[1].mean), 0.5 * (b[6].mean + b[7].mean)  # quarters of the window
         best, lr = (self.best, self.best_lr) if self.best < first else (first, b[1].lr)
         if best <= 0.0 or last - best < _FLOOR * self.start:
@@ -93,7 +101,8 @@ class Oscillation(Windowed):
 
     def _lost_ground(self, best: float, lr: float, least: float) -> Found | None:
         blocks, rise = self.blocks, self.params.rise
-        if max(b.lr for b in blocks) > 1.2 * lr > 0.0:
+        raised = max(b.lr for b in blocks) > 1.2 * lr > 0.0
+        if raised:
             rise *= 3.0
             if least < best * (1.0 + rise):
                 return None
@@ -106,6 +115,10 @@ class Oscillation(Windowed):
             return None
         sd = _shape(blocks[HALF:])[2]  # a step up to another steady level is no swing
         if sd < _SWINGS * level:
+            return None
+        step = None if raised else step_up(blocks)
+        if step is not None and step.restless < _SAME and level < self.start:
+            self.shifted, self.best = step.until + 1, math.inf
             return None
         grade = "severe" if sd > _SEVERE * best and level > _LOST * best else "moderate"
         if grade == "moderate" and self.params.grade == "severe":

@@ -4,13 +4,15 @@ Why it matters: a rate that was too high at the start can press a network into a
     curve looks like convergence, and nobody notices before the end.
 Fires when: over the window the loss shows no downward trend (t > -2.5) and little noise (deviation < 0.06 of its
     level), is still above `remaining` of its start level, and got better only in the first third of the run; and
-    either the gradient norm is below `collapsed` of its early level and unsteady (deviation > 0.2 of it) while the
-    rate is above half of its maximum, or the rate has been below 1 % of its maximum for more than half of the run.
+    either the network is stuck: the gradient norm is below `collapsed` of its early level and unsteady (deviation >
+    0.2 of it) while the rate is above half of its maximum; or the schedule is over: the rate came down to below 1 % of
+    its maximum before the loss stopped, and has been there for more than half of the run.
 
 Args:
     window: ticks judged at once [steps], >= 48. Default 160.
     remaining: share of the start level that is far from done, 0 < remaining < 1. Default 0.55.
     collapsed: share of the early gradient norm, 0 < collapsed < 1. Default 0.33.
+    cause: what is looked for: ``stuck``, ``schedule``, or ``any``. Default any.
 Signals: loss, float, unscaled; grad_norm, float, L2 over all gradients, unscaled; lr_effective.
 Cost: O(1) per tick (8 blocks, one judged every window / 8 ticks), O(window / 8) memory, no extra host sync.
 Blind to: a plateau under noise, or with lively gradients; losses that are not positive. A run that has met an error
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import math
 from operator import mul
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -47,6 +49,7 @@ class Plateau(Windowed):
         window: Annotated[Steps, Field(ge=48)] = 160
         remaining: Annotated[float, Field(gt=0, lt=1)] = 0.55
         collapsed: Annotated[float, Field(gt=0, lt=1)] = 0.33
+        cause: Literal["stuck", "schedule", "any"] = "any"
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -57,6 +60,10 @@ class Plateau(Windowed):
         self.done = False  # the loss has come below `remaining` once: whatever happens later is no early plateau
         self.top_lr = 0.0
         self.slow_since = -1  # tick from which the rate has been below 1 % of its maximum
+
+    @property
+    def settled(self) -> bool:
+        return self.done
 
     def learn(self, s: Signals) -> None:
         if not self.done:
@@ -93,17 +100,28 @@ class Plateau(Windowed):
             return None
         if var > (0.06 * level) ** 2 or line(means)[1] < -2.5:
             return None
-        why = self._stuck(now)
+        why = self._why(now)
         if why is None:
             return None
         share = f"{level / self.start:.0%} of its start"
         message = f"loss has stayed at {level:.4g} since tick {self.progressed}, {share}, and {why}"
         return "loss", level, self.params.remaining * self.start, self.start, self.arrived, message
 
-    def _stuck(self, now: int) -> str | None:
+    def _why(self, now: int) -> str | None:
+        cause = self.params.cause
+        return (self._schedule_over(now) if cause != "stuck" else None) or (
+            self._stuck() if cause != "schedule" else None
+        )
+
+    def _schedule_over(self, now: int) -> str | None:
+        """A rate that falls because the loss has stopped is no cause of that."""
+        slow = self.slow_since
+        if slow < 0 or 2 * (now - slow) <= now - self.began or slow > self.progressed + 2 * self.size:
+            return None
+        return f"the learning rate is down to {self.blocks[-1].lr:.2g} since tick {slow}: is the schedule too short?"
+
+    def _stuck(self) -> str | None:
         blocks = self.blocks
-        if self.slow_since >= 0 and 2 * (now - self.slow_since) > now - self.began:
-            return f"the learning rate is down to {blocks[-1].lr:.2g} since tick {self.slow_since}"
         norm = median([b.norm for b in blocks])
         if min(b.lr for b in blocks) <= 0.5 * self.top_lr or norm >= self.params.collapsed * self.start_norm:
             return None

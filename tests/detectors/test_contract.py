@@ -118,6 +118,23 @@ def test_state_goes_round(name: str, ticks: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_settled_is_for_good(name: str) -> None:
+    """It says nothing and learns nothing any more, whatever comes: nobody need ask it."""
+    for signals in (*STRANGE.values(), bumpy(700)):
+        detector = fresh(name)
+        for s in signals:
+            take(detector, s)
+            if detector.settled:
+                break
+        if detector.settled:
+            state = repr(detector.state_dict())
+            for s in bumpy(400, seed=1, start=500):
+                detector.refill()
+                assert take(detector, s) is None
+                assert repr(detector.state_dict()) == state
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_state_is_plain(name: str) -> None:
     detector = fresh(name)
     for s in bumpy(330):

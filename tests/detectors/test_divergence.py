@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 from detectors.traces import falling, fires, make, play, trace
 
@@ -43,3 +44,26 @@ def test_a_rise_from_a_loss_that_never_fell_or_is_slow_is_none() -> None:
     assert fires("divergence", trace(600, lambda t, r: 1.0 + t / 200)) == []
     assert fires("divergence", trace(3000, lambda t, r: 1.0 + 2 * math.exp(-t / 30) + t / 3000)) == []
     assert fires("divergence", trace(600, lambda t, r: -2.0 - 3 * math.exp(-t / 30) + max(0, t - 300) / 50)) == []
+
+
+def harder(t: int, r: random.Random, after: float) -> float:
+    return (0.4 + 2.0 * math.exp(-t / 40) if t < 300 else after) * (1 + 0.05 * r.gauss(0, 1))
+
+
+def test_a_step_up_that_is_being_learnt_away_is_none() -> None:
+    assert fires("divergence", trace(700, lambda t, r: harder(t, r, 0.8 + 0.9 * math.exp(-(t - 300) / 60)))) == []
+
+
+def test_a_step_that_came_back_after_a_remedy_is_harder_data() -> None:
+    detector = make("divergence")
+    steps = trace(500, lambda t, r: harder(t, r, 1.6))
+    before = trace(250, lambda t, r: harder(t, r, 1.6))
+    assert play(detector, before) == {}
+    kept = detector.state_dict()
+    assert next(iter(play(detector, steps[250:]))) == 348
+    detector.load_state_dict(kept)  # a rollback to step 250, at tick 360
+    detector.refill()
+    again = steps[250:]
+    for i, s in enumerate(again):
+        s.tick = 360 + i
+    assert play(detector, again) == {}

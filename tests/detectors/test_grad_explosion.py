@@ -37,3 +37,10 @@ def test_overflow_and_infinity_are_the_business_of_others() -> None:
     signals[80] = Signals(80, 80, 1.0, 1e4, overflow=True)
     assert fires("grad_explosion", signals) == []
     assert fires("grad_explosion", [*signals, Signals(100, 100, 1.0, 1e4)]) == [100]
+
+
+def test_an_absolute_limit_holds_only_until_something_is_known() -> None:
+    large = trace(100, LOSS, lambda t, r: 500.0 + r.gauss(0, 1))
+    assert fires("grad_explosion", large) == []
+    assert fires("grad_explosion", large, absolute=100)[:3] == [0, 1, 2]
+    assert fires("grad_explosion", trace(100, LOSS, lambda t, r: 50.0 + t), absolute=100) == []

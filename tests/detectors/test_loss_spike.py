@@ -62,3 +62,14 @@ def test_a_larger_threshold_asks_for_a_larger_spike() -> None:
     small = trace(400, at([350], 2.2, lambda t, r: 1.0 + 0.02 * r.gauss(0, 1)))
     assert fires("loss_spike", small) == [350]
     assert fires("loss_spike", small, threshold=200.0) == []
+
+
+def test_far_below_all_that_is_usual_are_targets_out_of_range() -> None:
+    alarms = play(make("loss_spike"), trace(200, at([100], -40.0, falling(1.0, 0.3, 50, 0.02))))
+    assert list(alarms) == [100]
+    assert "far below" in alarms[100].message
+
+
+def test_a_likelihood_that_falls_fast_is_none() -> None:
+    assert fires("loss_spike", trace(400, falling(2.0, -6.0, 15, 0.1))) == []
+    assert fires("loss_spike", trace(400, lambda t, r: 0.05 * r.gauss(0, 1) ** 3)) == []

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+import random
 
+import pytest
 from detectors.traces import falling, fires, make, play, trace
 
 
@@ -44,8 +46,19 @@ def test_a_harder_stage_that_is_being_learnt_is_none() -> None:
     assert fires("oscillation", trace(600, lambda t, r: stage(t % 200, r) * (1 + t // 200))) == []
 
 
+@pytest.mark.parametrize("falls_again", [False, True])
+def test_a_step_up_that_swings_no_more_than_before_is_another_level(falls_again: bool) -> None:
+    def stage(t: int, r: random.Random) -> float:
+        level = 0.5 + math.exp(-t / 20) if t < 200 else 1.0 - (0.002 * (t - 200) if falls_again else 0.0)
+        return level * (1.0 + 0.2 * r.gauss(0, 1))
+
+    assert fires("oscillation", trace(500, stage)) == []
+    swings = trace(600, lambda t, r: stage(t, r) if t < 400 else 2.5 * swinging(t, 0.6))
+    assert fires("oscillation", swings)[0] in range(430, 480)  # judged against the new level
+
+
 def test_a_raised_rate_may_cost_some_ground() -> None:
-    raised = lambda t, r: (0.5 if t < 200 else 1.0) * swinging(t, 0.3)  # noqa: E731 - a curve
+    raised = lambda t, r: 0.5 * swinging(t, 0.1) if t < 200 else swinging(t, 0.3)  # noqa: E731 - a curve
     assert fires("oscillation", trace(300, raised))[0] == 240
     assert fires("oscillation", trace(300, raised, lr=lambda t: 1e-3 if t < 200 else 1e-2)) == []
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
 @case(
-    "masks of 0 and 255 go into binary cross entropy unscaled: milesial/Pytorch-UNet and others",
+    "masks of 0 and 255 in binary cross entropy: milesial/Pytorch-UNet issue 78, get loss is negative",
     "loss_spike",
     120,
     "loss_spike grad_explosion divergence",
@@ -60,7 +60,7 @@ def masks_of_255(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a corrupt shard: dozens of bad batches in a row, large-model logbooks (OPT, BLOOM)",
+    "a corrupt shard, many bad batches in a row: suspected in stanford-crfm/mistral issue 115, Investigate loss spikes",
     "loss_spike",
     150,
     "loss_spike grad_explosion",
@@ -81,7 +81,7 @@ def corrupt_shard(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "one rank's file is on another scale: every 40th batch is bad, for ever",
+    "one rank's file is on another scale: every 40th batch is bad, for ever (known failure mode; no particular report)",
     "loss_spike",
     80,
     "loss_spike grad_explosion",
@@ -111,7 +111,7 @@ def every_fortieth(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "counts of one busy day: Poisson regression through exp, one batch's gradient is a thousand times the usual",
+    "counts of one busy day: catboost/catboost issue 1829, Numerical overflow / instability with Poisson loss",
     "loss_spike",
     140,
     "loss_spike grad_explosion",
@@ -142,7 +142,7 @@ def busy_day(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a cosine schedule with restarts set up for another optimizer: the second peak is far too high",
+    "a cosine schedule with restarts for another optimizer: its second peak is too high (no particular report)",
     "loss_spike",
     221,
     "loss_spike grad_explosion divergence oscillation",
@@ -170,7 +170,7 @@ def restart_too_high(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "post-norm transformer, full rate from the first step: the warm-up was lost with the config",
+    "post-norm transformer without warm-up: On Layer Normalization in the Transformer Architecture (Xiong et al. 2020)",
     "flat",
     0,
     "flat_loss plateau loss_spike divergence oscillation grad_explosion",
@@ -185,7 +185,7 @@ def warm_up_missing(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "momentum 0.999 by a typing error: a step is a thousand times as long as meant",
+    "momentum 0.999 by a typing error: a step is a thousand times as long as meant (no particular report)",
     "oscillation",
     3,
     "oscillation divergence loss_spike grad_explosion non_finite",
@@ -208,7 +208,7 @@ def momentum_0999(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a warm-up that never ends: the rate grows for hundreds of good steps, then the loss turns",
+    "a warm-up that never ends: the rate grows for hundreds of good steps, then the loss turns (no particular report)",
     "divergence",
     330,
     "divergence loss_spike oscillation grad_explosion",
@@ -238,7 +238,7 @@ def late_divergence(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a triplet loss that sticks at its margin: all embeddings have become one point (FaceNet forks)",
+    "a triplet loss sticks at its margin: omoindrot/tensorflow-triplet-loss issue 6, About triplet loss convergence",
     "flat",
     0,
     "flat_loss plateau grad_vanishing dead_parameters loss_spike grad_explosion divergence",
@@ -271,7 +271,7 @@ def one_point(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "validation loss turns while training goes on: a likelihood grows overconfident on a small set",
+    "keras-team/keras issue 3755, Validation loss increases while validation accuracy is still improving",
     "overfitting",
     120,
     "overfitting",
@@ -302,7 +302,7 @@ def overconfident(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "weight decay a thousand times too large: the weights are pulled to zero faster than they learn",
+    "weight decay far too large, all weights go to zero: tinghuiz/SfMLearner issue 34, networks weight decay",
     "flat",
     0,
     "flat_loss plateau grad_vanishing",

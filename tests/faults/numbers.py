@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 
 @case(
-    "root of a zero distance has no gradient: pytorch/pytorch issues on norm and sqrt at 0, siamese nets",
+    "root of a zero distance has no gradient: pytorch/pytorch issue 6394, chain rule will lead to Nan, sqrt() example",
     "non_finite",
     110,
     "non_finite",
@@ -60,7 +60,7 @@ def root_of_zero(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "log(softmax(x)) instead of log_softmax: underflow makes it -inf, in many distillation repositories",
+    "log(softmax(x)) in place of log_softmax, when distilling: yzd-v/cls_KD issue 13, loss is always nan",
     "non_finite",
     140,
     "non_finite",
@@ -86,7 +86,7 @@ def log_of_underflow(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "x / x.norm() of a blank image is 0 / 0: cosine similarity written by hand, SimCLR and CLIP forks",
+    "x / x.norm() of a blank image is 0 / 0, contrastive loss: google-deepmind/optax pull request 946, ntxent fix",
     "non_finite",
     0,
     "non_finite",
@@ -122,7 +122,7 @@ def norm_of_nothing(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "exp(logvar) of a VAE runs over on an unscaled image: AntixK/PyTorch-VAE and others, loss inf",
+    "exp(logvar) of a VAE runs over: vanderschaarlab/synthcity issue 331, Numerical instability in VAE",
     "non_finite",
     90,
     "non_finite loss_spike",
@@ -174,7 +174,7 @@ class Retrieval(nn.Module):
 
 
 @case(
-    "attention logits pass 65504: NaN in fp16 and fine in bf16, CLIP's unclamped logit scale (open_clip)",
+    "attention logits pass 65504 in fp16: plemeri/InSPyReNet issue 36, Overflow NaN can be happen in training",
     "non_finite",
     30,
     "non_finite",
@@ -212,7 +212,7 @@ def attention_logits_grow(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "Adam's eps of 1e-8 is 0 in half precision: NaN after the first steps, pytorch/pytorch and huggingface forum",
+    "Adam's eps of 1e-8 is 0 in half precision: pytorch/pytorch issue 8860, NaN loss when using half precision",
     "non_finite",
     0,
     "non_finite",
@@ -239,7 +239,7 @@ def half_weights(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a Gaussian likelihood whose variance has collapsed meets a shifted sensor: probabilistic forecasting",
+    "a Gaussian likelihood whose variance has collapsed (arXiv 2306.16717, 2023) meets a shifted sensor",
     "loss_spike",
     220,
     "loss_spike grad_explosion",
@@ -264,7 +264,7 @@ def variance_collapse(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "CTC with a transcript longer than its audio is inf: deepspeech.pytorch, zero_infinity",
+    "CTC with a transcript longer than its audio: pytorch/pytorch issue 31557, ctc_loss and inf-causing inputs",
     "non_finite",
     70,
     "non_finite",
@@ -299,7 +299,7 @@ def impossible_transcript(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "log of a sensor that reads 0 is -inf in one row of the table: feature engineering, Kaggle forums",
+    "log of a reading of 0 is -inf in one row: cschlaffner/PROTzilla2 issue 41, log transform of 0 values in df",
     "non_finite",
     0,
     "non_finite",
@@ -324,7 +324,7 @@ def minus_infinity(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a random crop of zero width divides by zero, once: torchvision and albumentations issues",
+    "a random crop of width 0 divides by zero: datature/discolight pull request 23, Fixed bug where random crop ...",
     "non_finite",
     130,
     "non_finite",
@@ -360,7 +360,7 @@ def huber(out: Tensor, y: Tensor) -> Tensor:
 
 
 @case(
-    "a bit of the optimizer's memory flips: silent data corruption at scale (arXiv 2102.11245)",
+    "a bit of the optimizer's memory flips: Silent Data Corruptions at Scale (arXiv 2102.11245, 2021)",
     "loss_spike",
     161,
     "loss_spike grad_explosion non_finite divergence",
@@ -408,7 +408,7 @@ def batch_norm_bit(seed: int, bad: bool, *, finite: bool) -> Run:
 
 
 @case(
-    "a bit of batch normalisation's running variance flips to Inf: training goes on, the model is lost",
+    "a bit of a running variance flips to Inf; trains on, and is lost in eval mode, as in pytorch/pytorch issue 1206",
     "non_finite",
     120,
     "non_finite",
@@ -421,7 +421,7 @@ def statistics_bit(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "the same bit in a smaller variance: 1e38, finite, and seen only in eval mode",
+    "the same bit in a smaller variance: 1e38, finite, and seen only in eval mode (no particular report)",
     "non_finite",
     120,
     "overfitting loss_spike divergence",
@@ -434,7 +434,7 @@ def statistics_bit_finite(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "the backward pass of a hand-written kernel is wrong for some shapes: triton and xformers issues",
+    "a hand-written kernel's backward pass is wrong in some cases: triton-lang/triton issue 5660, FusedAttention Bug",
     "grad_explosion",
     100,
     "grad_explosion",

@@ -14,7 +14,7 @@ FLAT = "flat_loss plateau dead_parameters grad_vanishing"
 
 
 @case(
-    "a bias of -10 in the wrong place: all ReLUs are off from the start, PyTorch forum on dying ReLU",
+    "a bias of -10, all ReLUs are off from the start: facebookresearch/dlrm pull request 358, bias initialization",
     "flat",
     0,
     FLAT,
@@ -36,7 +36,7 @@ def relus_off(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "initial weights far too large in front of sigmoids and a squared error: saturated, no gradient passes",
+    "sigmoids saturated from the start: Understanding the difficulty of training deep ... (Glorot and Bengio 2010)",
     "flat",
     0,
     FLAT,
@@ -63,7 +63,7 @@ def sigmoids_saturated(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "the optimizer was made before the new head: what it holds is frozen (fastai and timm issues)",
+    "the optimizer was made before layers were replaced: microsoft/nni issue 4521, The parameters are not updated ...",
     "flat",
     0,
     FLAT,
@@ -80,7 +80,13 @@ def wrong_parameters(seed: int, bad: bool) -> Run:
     return Run(net, optimizer, data.reader(32, seed), cross_entropy, 200, data.judge(F.cross_entropy))
 
 
-@case("the output is detached, and only a penalty of weight 0 keeps backward from complaining", "flat", 0, FLAT, "stop")
+@case(
+    "the output is detached, a penalty of weight 0 keeps backward from complaining (no particular report)",
+    "flat",
+    0,
+    FLAT,
+    "stop",
+)
 def detached(seed: int, bad: bool) -> Run:
     data = rolling()
     net = nn.Sequential(nn.Flatten(), dense(32, 32, 5))
@@ -99,7 +105,7 @@ def detached(seed: int, bad: bool) -> Run:
     return Run(net, torch.optim.Adamax(net.parameters(), lr=2e-3), read, loss, 200, data.judge(F.cross_entropy))
 
 
-@case("inputs are shuffled and targets are not: a DataLoader per array, PyTorch forum", "flat", 0, FLAT, "stop")
+@case("inputs and targets are shuffled separately: mlcommons/GaNDLF pull request 870", "flat", 0, FLAT, "stop")
 def targets_shuffled(seed: int, bad: bool) -> Run:
     data = clusters()
     net = dense(20, 24, 8)
@@ -114,7 +120,7 @@ def targets_shuffled(seed: int, bad: bool) -> Run:
 
 
 @case(
-    "a mask is all zeros: the loss is a constant, and the gradient exactly zero (segmentation forums)",
+    "a mask leaves nothing, the gradient is exactly zero: open-mmlab/mmpretrain pull request 1426, ... full mask",
     "flat",
     0,
     FLAT,
