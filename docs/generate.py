@@ -349,7 +349,7 @@ def kind(schema: dict[str, Any]) -> str:
     """A JSON Schema in words."""
     example = str(schema.get("examples", [""])[0])
     if example and not example.startswith("$"):
-        word = {"steps": "steps", "%": "share"}.get(example.rpartition(" ")[2], "time")
+        word = {"steps": "steps", "%": "share", "GB": "bytes"}.get(example.rpartition(" ")[2], "time")
         options = [word, *(["`auto`"] if "auto" in str(schema.get("anyOf", "")) else [])]
         return f"{' or '.join(options)}, as in `{example}`"
     if "enum" in schema:

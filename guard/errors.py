@@ -56,6 +56,30 @@ class RunDirError(GuardError):
     """The run directory cannot be used: another live guard owns it, or its run has ended."""
 
 
+class CheckpointError(GuardError):
+    """A checkpoint on disk cannot be written, found, read or used. Says which one and why."""
+
+
+class ChangedModelError(CheckpointError):
+    """A checkpoint is sound, but was taken of another model or optimizer. Carries *all* differences.
+
+    Args:
+        checkpoint: its name.
+        differences: one sentence per kind of difference, bounded.
+    """
+
+    def __init__(self, checkpoint: str, differences: list[str]) -> None:
+        self.differences = differences
+        super().__init__(
+            f"{checkpoint} was taken of another model or optimizer than this process has:\n  "
+            + "\n  ".join(differences)
+        )
+
+
+class RankLostError(GuardError):
+    """Another rank of a run on several processes does not answer any more; what it was asked cannot be agreed on."""
+
+
 class TrainingStopped(GuardError):  # noqa: N818 - it is an outcome, not an error
     """Raised inside ``optimizer.step`` by the `stop` action, after checkpoint and journal are safe."""
 

@@ -18,6 +18,11 @@ _SECONDS = {
     "d": 86400.0,
     "day": 86400.0,
 }
+_BYTES: dict[str, int] = {"B": 1} | {
+    f"{prefix}{infix}B": base**power
+    for infix, base in (("", 1000), ("i", 1024))
+    for power, prefix in enumerate("kMGTP", start=1)
+}
 _QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*$")
 
 
@@ -75,6 +80,31 @@ def parse_share(value: Any) -> float:
     return share
 
 
+def show_bytes(count: int) -> str:
+    """An amount of data [bytes] for a person: ``512 B``, ``1.5 GB``."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def parse_bytes(value: Any) -> int:
+    """An amount of data [bytes]: ``50 GB``, ``500 MiB`` or a bare whole number of bytes.
+
+    Raises:
+        ValueError: anything else, with what was expected.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number, unit = _split(value, "50 GB")
+    factor = _BYTES.get(unit) or _BYTES.get(unit[:1].lower() + unit[1:] if unit[:1] == "K" else "")
+    if factor is None:
+        raise ValueError(f"expected an amount of data like '500 MB', '50 GB' or '2 TB', got {value!r}")
+    return int(number * factor)
+
+
 _STRING = {"anyOf": [{"type": "number"}, {"type": "string"}]}
 
 
@@ -86,4 +116,5 @@ def _schema(example: str) -> Any:
 
 Steps = Annotated[int, BeforeValidator(parse_steps), _schema("100 steps")]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), _schema("30 min")]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), _schema("50 GB")]
 Share = Annotated[float, BeforeValidator(parse_share), _schema("25 %")]

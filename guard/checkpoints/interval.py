@@ -9,7 +9,8 @@ from typing import Literal
 from guard.checkpoints.state import Snapshot
 from guard.clock import Clock
 
-_SHARE = 0.005  # of the run's time that `auto` spends on snapshots
+_SHARE = 0.005  # of the run's time that `auto` spends on snapshots, and as much on checkpoints on disk
+_FIRST = 60.0  # [s] after which `auto` writes the first one, which shows what one costs
 
 
 class Interval:
@@ -47,6 +48,49 @@ class Interval:
     def now(self) -> None:
         """Makes one due at the next boundary."""
         self._next_step, self._next_time = 0, 0.0
+
+
+class DiskInterval:
+    """Every so many steps, every so many seconds, or as often as a small share of the run's time allows.
+
+    Args:
+        every: an int is steps, a float is seconds; ``auto``: what a write takes is at most 0.5 % of the time until the
+            next, as measured at the last one.
+        clock: for seconds and `auto`.
+    """
+
+    def __init__(self, every: int | float | Literal["auto"], clock: Clock) -> None:
+        self._every, self._clock = every, clock
+        self._next_step = every if isinstance(every, int) else 0
+        self._cost = _FIRST * _SHARE
+        self._next_time = 0.0
+        self._wait()
+
+    def due(self, step: int) -> bool:
+        if isinstance(self._every, int):
+            return step >= self._next_step
+        return self._clock.monotonic() >= self._next_time
+
+    def began(self, step: int) -> None:
+        """A save began at `step`, or the run went back to it."""
+        if isinstance(self._every, int):
+            self._next_step = step + self._every
+        self._wait()
+
+    def took(self, seconds: float) -> None:
+        """The save is over, after `seconds`; failed or not."""
+        self._cost = seconds
+        if self._every == "auto":
+            self._wait()
+
+    def now(self) -> None:
+        """Makes one due at once."""
+        self._next_step, self._next_time = 0, 0.0
+
+    def _wait(self) -> None:
+        if not isinstance(self._every, int):
+            seconds = self._cost / _SHARE if self._every == "auto" else self._every
+            self._next_time = self._clock.monotonic() + seconds
 
 
 def keep_that_fits(size: int, keep: int, share: float) -> int:

@@ -29,7 +29,9 @@ class RngState:
     def restore(self) -> None:
         random.setstate(self.python)
         if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
+            import numpy
+
+            numpy.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
+            torch.cuda.set_rng_state_all(list(self.cuda[: torch.cuda.device_count()]))

@@ -43,19 +43,35 @@ class Surroundings:
 BufferKey = tuple[int, str]  # identity of the module, name of the buffer
 
 
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a tensor of which this process holds one shard is laid out over the processes (a DTensor's specification)."""
+
+    spec: Any
+
+    def whole(self, local: Tensor) -> Tensor:
+        """The distributed tensor of which `local` is this process's shard. Shares its memory, wherever that is:
+        `DTensor.from_local` would copy it to the device of the mesh.
+        """
+        from torch.distributed.tensor import DTensor
+
+        return DTensor(local, self.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
 @dataclass(slots=True)
 class Snapshot:
     """The run at an iteration boundary.
 
     Args:
         tick, step: when it was taken (both count what was done before it).
-        tensors: copies of parameters, then buffers, then optimizer state.
+        tensors: copies of parameters, then buffers, then optimizer state; of a distributed one, of its shard here.
         parameters, buffers: which ones those are; what is added to the model later is left alone by a restore.
         layout: per optimizer, state key -> name -> index into `tensors`, or the value itself if it is no tensor.
         surroundings: what is no tensor of model and optimizer.
         context: what the guard adds: data position, detector baselines.
         finite: verified; None: not yet looked at.
         clean: clean ticks since it was taken (probation).
+        shards: index into `tensors` -> what that shard is a part of.
     """
 
     tick: int
@@ -68,6 +84,7 @@ class Snapshot:
     context: dict[str, Any] = field(default_factory=dict)
     finite: bool | None = None
     clean: int = 0
+    shards: dict[int, Sharding] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -75,7 +92,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class Slot:
     """Marks a tensor among the values of an optimizer's state."""
 
     index: int
@@ -88,13 +105,17 @@ class TrainingState:
         model: parameters and buffers, non-persistent ones included.
         optimizers: their state and parameter groups.
         others: name -> scheduler, scaler, and `extra`. Modules among them are copied tensor by tensor.
+
+    Attributes:
+        modules: name -> module that is copied tensor by tensor; the model is called ``""``.
+        others: the rest of `others`.
     """
 
     def __init__(
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: dict[str, Stateful]
     ) -> None:
         self.model, self.optimizers = model, list(optimizers)
-        self._tops = [model, *(o for o in others.values() if isinstance(o, nn.Module))]
+        self.modules = {"": model} | {k: o for k, o in others.items() if isinstance(o, nn.Module)}
         self.others = {k: o for k, o in others.items() if not isinstance(o, nn.Module)}
         self._watched: dict[BufferKey, bool] = {}
         self._spare: list[list[Tensor]] = []
@@ -102,12 +123,12 @@ class TrainingState:
     def parameters(self) -> list[nn.Parameter]:
         """Live parameters; looked up anew, because layers may be added."""
         grouped = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
-        return _unique([*(p for m in self._tops for p in m.parameters()), *grouped])
+        return _unique([*(p for m in self.modules.values() for p in m.parameters()), *grouped])
 
     def buffers(self) -> dict[BufferKey, Tensor]:
         """Live buffers; looked up anew, because modules may replace them or make them late."""
         found: dict[int, tuple[BufferKey, Tensor]] = {}
-        for module in (m for top in self._tops for m in top.modules()):
+        for module in (m for top in self.modules.values() for m in top.modules()):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     found.setdefault(id(buffer), ((id(module), name), buffer))
@@ -119,7 +140,8 @@ class TrainingState:
         """
         buffers = self.buffers()
         self._watch(buffers)
-        return all_finite([*(p.data for p in self.parameters()), *(b for k, b in buffers.items() if self._watched[k])])
+        watched = (b for k, b in buffers.items() if self._watched[k])
+        return all_finite([*(local(p.data) for p in self.parameters()), *map(local, watched)])
 
     def verify(self, snapshot: Snapshot) -> bool:
         """The same for a snapshot, optimizer state included."""
@@ -130,7 +152,7 @@ class TrainingState:
     def _watch(self, buffers: dict[BufferKey, Tensor]) -> None:
         for key, buffer in buffers.items():
             if key not in self._watched:
-                self._watched[key] = all_finite([buffer])
+                self._watched[key] = all_finite([local(buffer)])
 
     @torch.no_grad()
     def capture(self, tick: int, step: int) -> Snapshot:
@@ -145,13 +167,17 @@ class TrainingState:
             for key, values in optimizer.state.items():
                 entry = entries[key] = {}
                 for name, value in values.items():
-                    if isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter):
-                        entry[name] = _Slot(len(live))
+                    if isinstance(value, Tensor) and (type(value) in (Tensor, nn.Parameter) or _is_sharded(value)):
+                        entry[name] = Slot(len(live))
                         live.append(value)
                     else:
                         entry[name] = copy.deepcopy(value)
             layout.append(entries)
-        return Snapshot(tick, step, self._copy(live), parameters, list(buffers), layout, self.surroundings())
+        shards = {i: sharding_of(t) for i, t in enumerate(live) if _is_sharded(t)}
+        if shards:
+            live = [local(t) for t in live]
+        copies = self._copy(live)
+        return Snapshot(tick, step, copies, parameters, list(buffers), layout, self.surroundings(), shards=shards)
 
     def surroundings(self) -> Surroundings:
         """What code outside the iterations changes: rates and other settings, schedulers, random states."""
@@ -171,12 +197,12 @@ class TrainingState:
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """Puts a snapshot back, in place. Optimizer state that did not exist then is removed again."""
-        live: list[Tensor] = [p.data for p in snapshot.parameters]
+        live: list[Tensor] = [local(p.data) for p in snapshot.parameters]
         source = snapshot.tensors[: len(live)]
         now_there = self.buffers()
         for buffer, tensor in zip(snapshot.buffers, snapshot.tensors[len(live) :], strict=False):
-            if buffer in now_there and now_there[buffer].shape == tensor.shape:
-                live.append(now_there[buffer])
+            if buffer in now_there and local(now_there[buffer]).shape == tensor.shape:
+                live.append(local(now_there[buffer]))
                 source.append(tensor)
         for optimizer, entries in zip(self.optimizers, snapshot.layout, strict=True):
             for key in [k for k in optimizer.state if k not in entries]:
@@ -186,15 +212,17 @@ class TrainingState:
                 for name in [n for n in values if n not in entry]:
                     del values[name]
                 for name, saved in entry.items():
-                    if not isinstance(saved, _Slot):
+                    if not isinstance(saved, Slot):
                         values[name] = copy.deepcopy(saved)
                         continue
                     tensor, current = snapshot.tensors[saved.index], values.get(name)
-                    if isinstance(current, Tensor) and current.shape == tensor.shape:
-                        live.append(current)
+                    if isinstance(current, Tensor) and local(current).shape == tensor.shape:
+                        live.append(local(current))
                         source.append(tensor)
                     else:
-                        values[name] = tensor.to(_device_of(key, tensor), copy=True)
+                        made = tensor.to(_device_of(optimizer, key, tensor), copy=True)
+                        sharding = snapshot.shards.get(saved.index)
+                        values[name] = made if sharding is None else sharding.whole(made)
         if live:
             torch._foreach_copy_(live, source)
         self.put_surroundings(snapshot.surroundings)
@@ -265,6 +293,31 @@ def _fits(spare: list[Tensor], live: list[Tensor]) -> bool:
     )
 
 
-def _device_of(key: Any, tensor: Tensor) -> torch.device:
-    """Optimizer state lives with its parameter, except step counters, which stay on the CPU unless capturable."""
-    return key.device if isinstance(key, Tensor) and tensor.dim() else tensor.device
+def _is_sharded(t: Tensor) -> bool:
+    return type(t) not in (Tensor, nn.Parameter) and hasattr(t, "to_local")
+
+
+def local(t: Tensor) -> Tensor:
+    """What this process holds of a tensor: all of it, or its shard of a distributed one. Shares its memory."""
+    if not _is_sharded(t):
+        return t
+    with torch.no_grad():
+        return t.to_local()  # type: ignore[attr-defined, no-any-return]
+
+
+def sharding_of(t: Any) -> Sharding:
+    """The layout of a distributed tensor."""
+    return Sharding(t._spec)
+
+
+def _device_of(optimizer: torch.optim.Optimizer, key: Any, tensor: Tensor) -> torch.device:
+    """Optimizer state lives with its parameter, except step counters, which stay on the CPU unless the optimizer runs
+    as one kernel.
+    """
+    if not isinstance(key, Tensor):
+        return tensor.device
+    if not tensor.dim():
+        group: Any = next((g for g in optimizer.param_groups if any(p is key for p in g["params"])), {})
+        if not (group.get("capturable") or group.get("fused")):
+            return tensor.device
+    return key.device

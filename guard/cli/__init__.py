@@ -1,4 +1,4 @@
-"""The command line: one file per command, torch-free except for `guard demo`."""
+"""The command line: one file per command, torch-free except for `guard demo` and `guard checkpoints --export`."""
 
 from guard.cli._main import main
 

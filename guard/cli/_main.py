@@ -12,6 +12,7 @@ import typer
 from guard.cli import (
     check,
     checkpoint,
+    checkpoints,
     demo,
     enforce,
     incidents,
@@ -56,6 +57,7 @@ _COMMANDS = (
     undo,
     rollback,
     checkpoint,
+    checkpoints,
     resume,
     stop,
     notify,

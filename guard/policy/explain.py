@@ -7,6 +7,7 @@ from typing import Literal
 from guard.detectors import DETECTORS
 from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
 from guard.policy.triggers import Leaf, Trigger
+from guard.units import show_bytes
 
 
 def explain(policies: PolicySet) -> list[str]:
@@ -98,7 +99,11 @@ def _checkpoints(checkpoints: Checkpoints) -> str:
 def _disk(disk: Disk | None) -> str:
     if disk is None:
         return "; none on disk"
-    return f"; on disk in {disk.dir!r} {_every(disk.every)}, the last {disk.keep}"
+    bound = f" in at most {show_bytes(disk.max_bytes)}" if disk.max_bytes else ""
+    return (
+        f"; on disk in {disk.dir!r} {_every(disk.every)}, the last {disk.keep} good ones and up to {disk.keep} older "
+        f"ones{bound}"
+    )
 
 
 def _every(interval: float | Literal["auto"]) -> str:

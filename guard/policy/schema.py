@@ -13,7 +13,7 @@ from guard.detectors import DETECTORS
 from guard.policy.references import SecretRef
 from guard.policy.triggers import Trigger, leaves
 from guard.types import Mode, Severity
-from guard.units import Seconds, Share, Steps, parse_seconds, parse_steps
+from guard.units import Bytes, Seconds, Share, Steps, parse_seconds, parse_steps
 
 
 class Model(BaseModel):
@@ -53,14 +53,16 @@ class Disk(Model):
     """Checkpoints that survive the process.
 
     Args:
-        dir: folder, relative to the run directory.
+        dir: folder, relative to the run directory unless it is absolute.
         every: a whole number is steps, a float is seconds; ``auto``: as often as 0.5 % of the run's time allows.
-        keep: how many.
+        keep: the newest good ones; up to as many older ones, ever further apart, are kept as well.
+        max_bytes: what all of them may take; None: no bound.
     """
 
     dir: NonEmpty = "checkpoints"
     every: Interval = 1800.0
     keep: Positive = 3
+    max_bytes: Annotated[Bytes, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _positive(self) -> Disk:

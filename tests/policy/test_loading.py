@@ -37,6 +37,7 @@ def test_every_construct() -> None:
     checkpoints = loaded.checkpoints
     assert (checkpoints.every, checkpoints.keep, checkpoints.memory, checkpoints.probation) == ("auto", 2, 0.125, 15)
     assert (checkpoints.disk.dir, checkpoints.disk.every, checkpoints.disk.keep) == ("states", 7200.0, 5)
+    assert checkpoints.disk.max_bytes == 50 * 10**9
 
     combined, ladder, told = loaded.policies  # in the base's order, then what the overlay adds
     assert combined.description == "Kept by the overlay."
