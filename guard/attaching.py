@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from guard import resuming
 from guard.checkpoints import Stateful
 from guard.clock import SystemClock
-from guard.errors import RunDirError, UsageError
+from guard.errors import UsageError
 from guard.guard import Guard
 from guard.incidents import IncidentLog, read_journal
 from guard.notify import Courier, ReceiverSpec
@@ -38,7 +39,7 @@ def attach(
     scaler: Any = None,
     run_dir: str | os.PathLike[str] | None = None,
     extra: Mapping[str, Stateful] | None = None,
-    resume: Literal["auto", "never"] = "auto",
+    resume: Literal["auto", "must", "never"] | str | os.PathLike[str] = "auto",
     receivers: Sequence[ReceiverSpec] | None = None,
     mode: Mode | None = None,
 ) -> Guard:
@@ -52,7 +53,9 @@ def attach(
         scaler: the `torch.amp.GradScaler`, if the loop uses one.
         run_dir: where the journal goes; default: ``GUARD_RUN_DIR``, else a new ``runs/<script>-<job or date-pid>``.
         extra: name -> anything with `state_dict` and `load_state_dict` that is to be rolled back too (an EMA).
-        resume: ``auto`` goes on in the journal of an unfinished run; ``never`` begins anew in the same directory.
+        resume: ``auto`` goes on with an unfinished run in `run_dir`, from its newest sound checkpoint on disk if the
+            policy keeps any; ``must`` is an error where it cannot; ``never`` begins anew in the same directory; the
+            directory of another run begins a new one with that run's newest checkpoint.
         receivers: in place of the policy's; ``[]`` tells nobody, the journal is written all the same.
         mode: ``observe`` or ``enforce``, in place of the policy's.
 
@@ -62,7 +65,9 @@ def attach(
     Raises:
         PolicyError: the policy cannot be loaded; lists every mistake with file, line and column.
         UsageError: an argument cannot be what it must be.
-        RunDirError: another live guard owns `run_dir`, or its run has ended.
+        RunDirError: another live guard owns `run_dir`, its run has ended, or there is nothing to go on with.
+        ChangedModelError: the checkpoint is of another model or optimizer; lists the differences.
+        CheckpointError: the checkpoints cannot be read.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
@@ -75,12 +80,8 @@ def attach(
             replaced.close(timeout=1.0)
     path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
     before = IncidentLog(read_journal(path))
-    if before.finished is not None and resume == "auto":
-        raise RunDirError(
-            f"the run in {path} has {before.finished['status']}; give this one another run_dir, "
-            "or say resume='never' to begin anew there"
-        )
-    chosen: Mode = mode or policies.mode or "enforce"
+    same_run = resuming.check(path, before, str(resume))
+    chosen: Mode = mode or (before.asked_mode if same_run else None) or policies.mode or "enforce"
     alone = _world_size() == 1
     clock = SystemClock()
     if scaler is not None and not scaler.is_enabled():
@@ -97,9 +98,13 @@ def attach(
         clock=clock,
         earlier=before,
     )
+    try:
+        _begin(guard, before, str(resume), same_run=same_run)
+    except BaseException:
+        guard.let_go()
+        raise
     for o in optimizers:
         _ATTACHED[o] = weakref.ref(guard)
-    guard.report.started(run=path.name, mode=guard.mode, policy=policies.name, policy_text=dump(policies))
     if not alone and chosen == "enforce":
         guard.report.notice(
             "warning", f"{_world_size()} processes train together: this version only observes such runs"
@@ -107,6 +112,27 @@ def attach(
     _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
     atexit.register(_close_at_exit, weakref.ref(guard))
     return guard
+
+
+def _begin(guard: Guard, before: IncidentLog, resume: str, *, same_run: bool) -> None:
+    """The run begins, or goes on where an earlier process was."""
+    guard.report.files.segment = before.segments if same_run else 0
+    open_incidents = resuming.go_on(guard, before, resume, same_run=same_run)
+    policies, text = guard.policies, dump(guard.policies)
+    change = resuming.policy_change(guard.run_dir, text) if same_run else None
+    guard.report.started(
+        run=guard.run_dir.name,
+        mode=guard.mode,
+        policy=policies.name,
+        policy_text=text,
+        going_on=open_incidents,
+    )
+    if change is not None:
+        guard.report.notice("warning", change)
+    if guard.resumed_from is not None:
+        guard.report.write("resumed", checkpoint=guard.resumed_from)
+    if guard.refused:
+        guard.report.refused(guard.refused, guard.resumed_from or "the beginning")
 
 
 def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -> None:

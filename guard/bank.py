@@ -67,6 +67,10 @@ class Rules:
         ]
         return {need: min(every for other, every in asked if other == need) for need, _ in asked}
 
+    def keys(self) -> list[str]:
+        """What each detector is, so that it can be found again under another policy file."""
+        return [f"{leaf.type} {leaf.params!r}" for leaf in self._leaves]
+
     def indices(self, name: str) -> list[int]:
         """Indices of the detectors called `name`."""
         return [i for i, leaf in enumerate(self._leaves) if leaf.type == name]
@@ -166,6 +170,16 @@ class Bank:
             except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
                 self._disable(detector, error)
         self._choose()  # with a state of earlier, one that was settled may not be any more
+
+    def load(self, saved: Mapping[int, Any]) -> None:
+        """Takes up where another process was: windows go on, nothing is refilled."""
+        for i, detector in list(self._indexed):
+            try:
+                if i in saved:
+                    detector.load_state_dict(saved[i])
+            except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
+                self._disable(detector, error)
+        self._choose()
 
     def state_dict(self) -> dict[int, Any]:
         state = {}

@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from guard.bank import Bank, Rules
 from guard.checkpoints import Interval, Snapshot, Surroundings, keep_that_fits
 from guard.clock import Clock
+from guard.durable import Durable
 from guard.policy.schema import Checkpoints
 from guard.reporter import Reporter
 from guard.responder import Responder
@@ -31,6 +33,7 @@ class Boundary:
         banks: detectors per optimizer; their baselines belong to a snapshot.
         checkpoints: how often and how many.
         clock: injected.
+        durable: writes snapshots to disk; None: memory only.
 
     Attributes:
         history_starts: the state is new to the guard (first boundary, weights were loaded): `start` is to be taken.
@@ -47,9 +50,10 @@ class Boundary:
         *,
         checkpoints: Checkpoints,
         clock: Clock,
+        durable: Durable | None,
     ) -> None:
         self._live, self._responder, self._report, self._rules, self._banks = live, responder, report, rules, banks
-        self._checkpoints = checkpoints
+        self._checkpoints, self.durable = checkpoints, durable
         self._interval = Interval(checkpoints.every, clock)
         self._borders: dict[int, Surroundings] = {}  # pass -> what the loop's code between the passes had left
         self._best = math.inf
@@ -72,10 +76,43 @@ class Boundary:
             self.cross_border(live.feed.pass_number)
         if self._responder.acting and (self.history_starts or live.wants_snapshot or self._due()):
             self._take_snapshot()
+        if self.durable is not None and self._responder.acting:
+            self._make_durable(self.durable)
 
     def _due(self) -> bool:
         """One on probation is waited for: a newer one in its place would never get through either."""
         return self._live.ring.candidate is None and self._interval.due(self._live.step)
+
+    def _make_durable(self, durable: Durable) -> None:
+        """One on probation, or a new one, goes to the disk if that is due."""
+        durable.tend()
+        if not durable.due():
+            return
+        if self._live.ring.candidate is None and self._live.ring.newest_tick() != self._live.tick:
+            self._take_snapshot()
+        snapshot = self._live.ring.candidate or self._live.ring.newest()
+        if snapshot is not None:
+            durable.save(snapshot)
+
+    def save_last(self, timeout: float) -> str | None:
+        """Writes the state of now before the process ends; the checkpoint's name, or None: it could not be written in
+        `timeout` [s].
+        """
+        if self.durable is None or not self._responder.acting:
+            return None
+        snapshot = self._capture()
+        safe = snapshot.finite and self.durable.save_last(snapshot, timeout)
+        return f"step-{snapshot.step}" if safe else None
+
+    def take_up(self, snapshot: Snapshot) -> None:
+        """The run goes on from `snapshot`, which another process has taken."""
+        context = snapshot.context
+        self._best = context["best"]
+        new = {key: i for i, key in enumerate(self._rules.keys())}
+        for bank, saved in zip(self._banks, context["baselines"], strict=False):
+            kept = zip(context["detectors"], range(len(context["detectors"])), strict=True)
+            bank.load({new[key]: saved[i] for key, i in kept if key in new and i in saved})
+        snapshot.context = self._context(snapshot.context["place"], snapshot.context["held"])
 
     def cross_border(self, number: int) -> None:
         """A pass begins. In a replay the loop's code between two passes (an epoch's scheduler step) does not run
@@ -130,8 +167,20 @@ class Boundary:
 
     def _capture(self) -> Snapshot:
         snapshot = self._live.capture()
-        snapshot.context["baselines"] = [bank.state_dict() for bank in self._banks]
+        snapshot.context = self._context(snapshot.context["place"], snapshot.context["held"])
         return snapshot
+
+    def _context(self, place: Any, held: Any) -> dict[str, Any]:
+        """What the guard itself must know again after going back, or in another process."""
+        return {
+            "place": place,
+            "held": held,
+            "baselines": [bank.state_dict() for bank in self._banks],
+            "detectors": self._rules.keys(),
+            "best": self._best,
+            "rows": list(self._responder.history.rows),
+            "flagged": list(self._responder.history.flagged),
+        }
 
     def _fit_memory(self, snapshot: Snapshot) -> None:
         """Keeps as many snapshots as the memory allowed for them holds."""

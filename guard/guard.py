@@ -16,12 +16,14 @@ from torch import nn
 from guard import patching, wheel
 from guard.bank import Bank, Rules
 from guard.boundary import Boundary
-from guard.checkpoints import Stateful
+from guard.checkpoints import Snapshot, Stateful
 from guard.clock import Clock
+from guard.durable import Durable
 from guard.errors import TrainingStopped, UsageError
 from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
+from guard.preemption import GRACE, Preemption
 from guard.reporter import Reporter
 from guard.responder import Responder
 from guard.run.errands import Errands
@@ -46,6 +48,8 @@ class Guard:
         report: writes the journal.
         responder: what is done about detections.
         boundary: what happens between two iterations.
+        resumed_from: name of the checkpoint on disk that the run went on from; None: it began at its beginning.
+        refused: ``(name, why)`` of checkpoints that could not be used.
     """
 
     def __init__(
@@ -88,9 +92,22 @@ class Guard:
         self.responder = Responder(
             rules, self.live, self.report, banks, self._history, mode=mode, opened=len(earlier.incidents)
         )
+        disk = policies.checkpoints.disk if mode == "enforce" else None
         self.boundary = Boundary(
-            self.live, self.responder, self.report, rules, banks, checkpoints=policies.checkpoints, clock=clock
+            self.live,
+            self.responder,
+            self.report,
+            rules,
+            banks,
+            checkpoints=policies.checkpoints,
+            clock=clock,
+            durable=Durable(disk, run_dir, self.live, self.report, clock) if disk else None,
         )
+        self.resumed_from: str | None = None
+        self.refused: list[tuple[str, str]] = []
+        self._pass_to_take_up = 0  # passes over the data before that one were done by an earlier process
+        self._taking_up = False  # until the first boundary
+        self._preemption: Preemption | None = None
         self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
         if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
@@ -127,6 +144,8 @@ class Guard:
             UsageError: `source` is of no such kind, or a callable comes without `steps`.
         """
         feed = self._open_feed(source, steps, accumulate)
+        if feed is None:
+            return
         try:
             while True:
                 if feed.at_window_start and not self._begin_window(feed, steps):
@@ -182,6 +201,8 @@ class Guard:
 
     def log(self, **metrics: float) -> None:
         """Numbers that detectors can use, e.g. ``val_loss``. The state of the lowest `val_loss` is kept as *best*."""
+        if self._taking_up:
+            return  # of a pass that an earlier process has made
         values = {k: float(v) for k, v in metrics.items()}
         self._metrics = {**(self._metrics or {}), **values}
         self.boundary.keep_best(values.get("val_loss", math.nan))
@@ -399,8 +420,11 @@ class Guard:
         """Between two iterations: restores again after a rollback, takes a snapshot if one is due."""
         if not self._undo:
             return  # detached: the guard has let go of the run
+        self._taking_up = False
         try:
             self.boundary.cross()
+            if self._preemption is not None and self._preemption.asked:
+                self._end_preempted(self._preemption)
         except TrainingStopped:
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
@@ -408,6 +432,38 @@ class Guard:
 
     def _verify_end(self) -> bool:
         return not self._undo or self.boundary.verify()
+
+    def _end_preempted(self, preemption: Preemption) -> None:
+        """The machine is taken away: the state of now is written, and the process ends."""
+        self.close(preempted=True)
+        preemption.end()
+
+    def _save_preempted(self) -> None:
+        saved = self.boundary.save_last(GRACE / 2)
+        self.report.write("preempted", durable=True, checkpoint=saved)
+
+    def _preempted_late(self) -> None:
+        """No boundary came in time (a long evaluation, a hang): the last snapshot in memory is what there is."""
+        durable, snapshot = self.boundary.durable, self.live.ring.candidate or self.live.ring.newest()
+        saved = durable is not None and snapshot is not None and durable.save_last(snapshot, GRACE / 3)
+        self.report.write(
+            "preempted", durable=True, checkpoint=f"step-{snapshot.step}" if saved and snapshot is not None else None
+        )
+
+    def begin_again(self) -> None:
+        """An earlier process of this run left no checkpoint: it begins at tick 0 once more."""
+        self._files.cut_signals(0)
+
+    def take_up(self, snapshot: Snapshot) -> None:
+        """Goes on from `snapshot`, which another process of this run has taken. Before the first step."""
+        self._history.rows.extend(snapshot.context["rows"])
+        self._history.flagged.extend(snapshot.context["flagged"])
+        self.live.resume(snapshot)
+        self.boundary.take_up(snapshot)
+        self._files.cut_signals(snapshot.tick, snapshot.context["rows"])
+        self._pass_to_take_up = snapshot.context["place"].pass_number
+        self._taking_up = True
+        self.resumed_from = f"step-{snapshot.step}"
 
     # ---- patches call these
 
@@ -492,27 +548,35 @@ class Guard:
         self.live.precision.release()
         while self._undo:
             self._undo.pop()()
+        if self._preemption is not None:
+            self._preemption.release()
 
-    def close(self, timeout: float = 5.0, *, crashed: bool = False) -> None:
+    def close(self, timeout: float = 5.0, *, crashed: bool = False, preempted: bool = False) -> None:
         """Last check, flush, run marked finished. The courier gets `timeout` [s] and no longer. May be called twice.
 
         Args:
             timeout: for the courier [s].
             crashed: the run ends because of an exception.
+            preempted: it ends because the machine is taken away; a checkpoint is written first.
         """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._phase = "end"
-        if self._acting and not self.live.stopping and not crashed and self._undo:
+        if preempted:
+            self._save_preempted()
+        elif self._acting and not self.live.stopping and not crashed and self._undo:
             self._verify_close()
         self.live.errands.close(timeout)
         self._report_errands()
-        self.responder.end()
+        if not preempted:
+            self.responder.end()
         if self.live.feed is not None:
             self.live.feed.release()
-        status = "stopped" if self.live.stopping else "crashed" if crashed else "finished"
-        self.report.finished(status, self.summary())
+        if self.boundary.durable is not None:
+            self.boundary.durable.close(timeout)
+        status = "stopped" if self.live.stopping else "finished"
+        self.report.finished("preempted" if preempted else "crashed" if crashed else status, self.summary())
         self.detach()
         until = self._files.clock.monotonic() + timeout
         for end in self.on_close:
@@ -528,6 +592,14 @@ class Guard:
             pass  # it is over anyway, and journaled
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
+
+    def let_go(self) -> None:
+        """The run does not begin after all: everything is put back, and the directory is free again."""
+        self._closed = True
+        self.detach()
+        if self.boundary.durable is not None:
+            self.boundary.durable.store.close(_FLUSH)
+        self._files.close(_FLUSH)
 
     def __enter__(self) -> Guard:
         return self
@@ -556,6 +628,8 @@ class Guard:
             self._undo.append(self._deep.stop)
         if self._acting:
             self._watch_model()
+        if self.boundary.durable is not None:
+            self._preemption = Preemption(self._preempted_late)
 
     def _watch_model(self) -> None:
         self._watching = True
@@ -566,11 +640,18 @@ class Guard:
         for optimizer in self.live.optimizers:
             self._undo.append(patching.watch_loading(optimizer, self))
 
-    def _open_feed(self, source: Any, steps: int | None, accumulate: int) -> Feed:
-        """A feed for `source`; one that goes on where it was if the same source is read again, pass by pass."""
+    def _open_feed(self, source: Any, steps: int | None, accumulate: int) -> Feed | None:
+        """A feed for `source`; one that goes on where it was if the same source is read again, pass by pass. None: an
+        earlier process has made this pass.
+        """
+        if steps is None and self._pass_to_take_up:
+            self._pass_to_take_up -= 1
+            return None
         feed = self.live.feed
         if feed is None or feed.source is not source or feed.accumulate != accumulate:
             feed = self.live.feed = Feed(source, accumulate, on_pass=self.boundary.cross_border)
+            feed.skipped |= self.live.skipped_before
+            self.live.skipped_before = frozenset()
             self.boundary.history_starts = True  # places in another source mean nothing here
             if not feed.can_go_back:
                 self.report.notice(
@@ -579,7 +660,7 @@ class Guard:
         if steps is None:
             if not feed.iterable:
                 raise UsageError("g.batches needs `steps` with a callable source: it has no end of its own")
-            feed.passes = feed.pass_number + 1
+            feed.passes = (self.live.to_pass if self._taking_up else feed.pass_number) + 1
             self.boundary.pass_begins = True
         else:
             feed.passes = None

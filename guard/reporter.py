@@ -9,7 +9,7 @@ import socket
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from guard.errors import TrainingStopped
 from guard.incidents import IncidentLog, control
 from guard.incidents.rundir import RunDir, SignalRow
 from guard.policy import engine
-from guard.types import Detection, Entry, Result
+from guard.types import Detection, Entry, Result, Severity
 
 _AROUND = 20  # ticks that loss_before and loss_after are the median of
 
@@ -85,14 +85,16 @@ class Reporter:
                 "incident_fired", incident=event.incident, count=event.count, detection=_detection(event.detection)
             )
 
-    def attempted(self, event: engine.Attempted, step: int, results: Sequence[Result]) -> None:
-        """Journals an attempt with the step at which it was made: a rollback has moved the run since."""
+    def attempted(self, event: engine.Attempted, step: int, results: Sequence[Result]) -> bool:
+        """Journals an attempt with the step at which it was made: a rollback has moved the run since. False: it is one
+        of many alike, and was only counted.
+        """
         for r in results:
             lost = r.changes.get("from_step", 0) - r.changes.get("to_step", 0) + (r.type == "skip_step")
             self._lost[event.incident] = self._lost.get(event.incident, 0) + lost
         if event.repeat and not _is_power_of_two(event.repeat):
             self.log.incidents[event.incident].attempts[-1].repeats = event.repeat
-            return
+            return False
         self.write(
             "attempt",
             step=step,
@@ -106,6 +108,7 @@ class Reporter:
             results=[asdict(r) for r in results],
             unavailable=[list(u) for u in event.unavailable],
         )
+        return True
 
     def closed(self, event: engine.Closed, rows: Iterable[SignalRow]) -> None:
         before = self._before.pop(event.incident, math.nan)
@@ -140,43 +143,45 @@ class Reporter:
 
     def failure(self, what: str, error: BaseException) -> None:
         """Something of the guard's own, or a plug-in, raised: an incident of its own; training goes on."""
-        self._failures += 1
-        incident = f"f{self._failures:04d}"
         where = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ else []
         at = f" ({where[0].name}, line {where[0].lineno})" if where else ""
         message = f"{what} failed: {type(error).__name__}: {str(error)[:500]}{at}; it is switched off, training goes on"
-        self.write(
-            "incident_opened",
-            incident=incident,
-            policy="guard",
-            detector="plugin_failure",
-            severity="warning",
-            detection=_detection(
-                Detection("plugin_failure", what, math.nan, math.nan, math.nan, self._moment()[0], message)
-            ),
-            observed=False,
-            attached_to=None,
-            signals=[],
-        )
+        self.trouble("plugin_failure", message, what)
+
+    def trouble(self, detector: str, message: str, what: str, severity: Severity = "warning") -> None:
+        """An incident about which no policy can do anything; told, and over at once.
+
+        Args:
+            detector: the kind of trouble, e.g. ``checkpoint_failed``.
+            what: failed.
+        """
+        detection = Detection(detector, what, math.nan, math.nan, math.nan, self._moment()[0], message)
+        incident = self._open_own("f", "guard", severity, detection)
         self.write("incident_closed", incident=incident, status="ended", count=1, outcome={})
 
     def stopped_by(self, author: str) -> None:
         """A person stopped the run."""
-        self._failures += 1
-        incident, message = f"p{self._failures:04d}", f"{author} asked for it"
+        message = f"{author} asked for it"
         detection = Detection("request", "request", math.nan, math.nan, math.nan, self._moment()[0], message)
+        incident = self._open_own("p", "person", "info", detection)
+        self.write("incident_closed", durable=True, incident=incident, status="stopped", count=1, outcome={})
+
+    def _open_own(self, letter: str, policy: str, severity: Severity, detection: Detection) -> str:
+        """An incident that is no policy's; returns its id."""
+        self._failures += 1
+        incident = f"{letter}{self._failures:04d}"
         self.write(
             "incident_opened",
             incident=incident,
-            policy="person",
-            detector="request",
-            severity="info",
+            policy=policy,
+            detector=detection.detector,
+            severity=severity,
             detection=_detection(detection),
             observed=False,
             attached_to=None,
             signals=[],
         )
-        self.write("incident_closed", durable=True, incident=incident, status="stopped", count=1, outcome={})
+        return incident
 
     def notice(self, severity: str, message: str) -> None:
         """Something said once that is no incident."""
@@ -186,8 +191,19 @@ class Reporter:
         """The receipt of a person's request."""
         self.write("request", request=asdict(request), author=request.author, accepted=accepted, message=message)
 
-    def started(self, *, run: str, mode: str, policy: str, policy_text: str) -> None:
-        """The run begins: who, where, under which policy."""
+    def memory(self, engine_state: Mapping[str, Any], standing: Mapping[str, Any]) -> None:
+        """What must outlive the process, as of now: budgets, ladders, and what is in force."""
+        self.write("memory", engine=engine_state, standing=standing)
+
+    def refused(self, refused: Sequence[tuple[str, str]], instead: str) -> None:
+        """Checkpoints that could not be used when the run was resumed."""
+        names = "; ".join(f"{name}: {why}" for name, why in refused[:5])
+        self.trouble("checkpoint_damaged", f"{names}; the run went on from {instead}", "disk")
+
+    def started(self, *, run: str, mode: str, policy: str, policy_text: str, going_on: Container[str] = ()) -> None:
+        """The run begins: who, where, under which policy. Incidents of an earlier process end, but for those that are
+        `going_on`.
+        """
         import hashlib
 
         import torch
@@ -199,6 +215,7 @@ class Reporter:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "rank": 0,
+            "segment": self.files.segment,
             "script": Path(sys.argv[0] or "python").name,
             "mode": mode,
             "policy": policy,
@@ -206,7 +223,7 @@ class Reporter:
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
         }
         self.files.write_text("policy.yaml", policy_text)
-        for incident in [i for i in self.log.incidents.values() if not i.ended]:
+        for incident in [i for i in self.log.incidents.values() if not i.ended and i.id not in going_on]:
             self.write("incident_closed", incident=incident.id, status="ended", count=incident.count, outcome={})
         entry = self.write("run_started", **facts)
         import json

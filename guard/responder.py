@@ -7,9 +7,10 @@ from typing import Any
 
 from guard.actions import OTHER, STRENGTH
 from guard.bank import Bank, Rules
-from guard.policy import engine
+from guard.policy import engine, memory
 from guard.policy.schema import ActionSpec, Policy
 from guard.reporter import Reporter
+from guard.run import standing
 from guard.run.live import LiveRun
 from guard.signals import History
 from guard.types import Detection, Mode, Result
@@ -31,6 +32,7 @@ class Responder:
         opened: incidents that are numbered already.
 
     Attributes:
+        history: as given.
         unclean: the last response was to something of severity warning or worse, beyond clipping.
     """
 
@@ -45,7 +47,7 @@ class Responder:
         mode: Mode,
         opened: int,
     ) -> None:
-        self._rules, self._live, self._report, self._banks, self._history = rules, live, report, banks, history
+        self._rules, self._live, self._report, self._banks, self.history = rules, live, report, banks, history
         self._state = engine.State.new(rules.policies, mode, opened)
         self._broken: list[object] = []  # actions that failed
         self.unclean = False
@@ -76,21 +78,35 @@ class Responder:
         # A state that is not finite was poisoned by the step before the one that shows it.
         moment = engine.Moment(live.tick, live.step, live.position - (nonfinite and not live.state_finite()))
         if fired:
-            self._history.flagged.append(live.tick)
+            self.history.flagged.append(live.tick)
         self._state, events = engine.advance(self._state, rules, moment, fired, self)
-        only_clipped = True
+        only_clipped, worth_keeping = True, False
         for event in events:
             match event:
                 case engine.Opened():
-                    self._report.opened(event, self._history.rows, _SHOWN, evidence)
+                    worth_keeping = True
+                    self._report.opened(event, self.history.rows, _SHOWN, evidence)
                 case engine.Attempted(would=True):
                     self._report.attempted(event, moment.step, [self._would(a) for a in event.actions])
                 case engine.Attempted():
                     only_clipped = only_clipped and all(_gentle(a) for a in event.actions)
-                    self._report.attempted(event, moment.step, self._act(event))
+                    worth_keeping |= self._report.attempted(event, moment.step, self._act(event))
                 case _:
+                    worth_keeping |= isinstance(event, engine.Closed)
                     self._tell(event)
+        if worth_keeping:
+            self.remember()
         self.unclean = not only_clipped or any(rules[i].severity != "info" and not _clips(rules[i]) for i in fired)
+
+    def remember(self) -> None:
+        """Journals what must outlive the process."""
+        self._report.memory(memory.to_plain(self._state, self._rules.policies), standing.to_plain(self._live))
+
+    def recall(self, entry: Mapping[str, Any]) -> set[str]:
+        """Takes up what `remember` wrote in an earlier process; returns the incidents that are still open."""
+        self._state = memory.from_plain(entry["engine"], self._state, self._rules.policies)
+        standing.stand(self._live, entry["standing"])
+        return {p.open.id for p in self._state.policies if p.open is not None and not p.open.spent}
 
     def refill(self) -> None:
         """After a remedy: detectors' windows start anew; after a rollback with the baselines of that time."""
@@ -154,7 +170,7 @@ class Responder:
             self._report.fired(event)
         elif isinstance(event, engine.Closed):
             self._live.incident_over(event.incident)
-            self._report.closed(event, self._history.rows)
+            self._report.closed(event, self.history.rows)
 
 
 def _clips(policy: Policy) -> bool:

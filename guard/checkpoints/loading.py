@@ -39,7 +39,7 @@ def in_order(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
     return sorted(checkpoints, key=lambda c: (c.manifest.state != "probation", c.manifest.tick), reverse=True)
 
 
-def load(folder: Path, state: TrainingState, crew: Crew, step: int | None) -> Loading:
+def load(folder: Path, state: TrainingState, crew: Crew, step: int | None = None) -> Loading:
     """Reads the newest checkpoint that is whole; all ranks call it. Each verifies a part of the files.
 
     Args:

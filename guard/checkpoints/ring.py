@@ -14,10 +14,16 @@ class Ring:
         keep: good snapshots, >= 1, besides start and best.
         probation: clean ticks before a snapshot counts as good.
         dropped: told of every snapshot that is no longer referenced, so that its memory can be used again.
+
+    Attributes:
+        promoted: told of every snapshot that counts as good from now on.
+        rewound: told of the snapshot that the run went back to.
     """
 
     def __init__(self, keep: int, probation: int, dropped: Callable[[Snapshot], None] = lambda _: None) -> None:
-        self.keep, self.probation, self._dropped = keep, probation, dropped
+        self.keep, self.probation, self.dropped = keep, probation, dropped
+        self.promoted: Callable[[Snapshot], None] = lambda _: None
+        self.rewound: Callable[[Snapshot], None] = lambda _: None
         self.start: Snapshot | None = None
         self.best: Snapshot | None = None
         self.good: list[Snapshot] = []
@@ -73,6 +79,11 @@ class Ring:
         if self.candidate is not snapshot:
             self.candidate = None
         self._forget(old)
+        self.rewound(snapshot)
+
+    def newest(self) -> Snapshot | None:
+        """The newest one that counts as good, the start included."""
+        return self.good[-1] if self.good else self.start
 
     def newest_tick(self) -> int:
         """Tick of the newest snapshot, on probation or good; -1 if there is none."""
@@ -83,6 +94,7 @@ class Ring:
             return
         old = self._all()
         self.good.append(self.candidate)
+        self.promoted(self.candidate)
         self.candidate = None
         if len(self.good) > self.keep:
             del self.good[self._crowded()]
@@ -101,4 +113,4 @@ class Ring:
     def _forget(self, old: list[Snapshot]) -> None:
         kept = {id(s) for s in self._all()}
         for snapshot in {id(s): s for s in old if id(s) not in kept}.values():
-            self._dropped(snapshot)
+            self.dropped(snapshot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guard.incidents.rundir import SIGNAL_COLUMNS
+from guard.incidents.rundir import CSV_COLUMNS
 from guard.types import Entry, Mode
 
 _TAIL = 4096  # bytes read from the end of signals.csv
@@ -91,7 +91,7 @@ def last_signals(run_dir: Path) -> dict[str, float] | None:
     for line in reversed(lines):
         cells = line.split(",")
         try:
-            return dict(zip(SIGNAL_COLUMNS, map(float, cells), strict=True))
+            return dict(zip(CSV_COLUMNS, map(float, cells), strict=True))
         except ValueError:
             continue
     return None

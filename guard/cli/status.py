@@ -23,6 +23,7 @@ _QUIET = 300.0  # [s] without a heartbeat after which a live run is called quiet
 _STATES = {
     "running": "running",
     "finished": "finished",
+    "preempted": "preempted: goes on when it is started again",
     "stopped": "stopped",
     "crashed": "crashed",
     "gone": "not running, and it did not say why (killed or crashed)",

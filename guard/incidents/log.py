@@ -17,6 +17,9 @@ class IncidentLog:
         finished: the `run_finished` entry, or None while the run goes on.
         mode: enforce or observe, as last set for the whole run.
         notices: `notice` entries.
+        asked_mode: what a person last asked of the whole run, or None.
+        memory: the last `memory` entry: budgets, ladders and what was in force; or None.
+        segments: how often the run was started.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -25,6 +28,9 @@ class IncidentLog:
         self.finished: Entry | None = None
         self.mode: Mode = "enforce"
         self.notices: list[Entry] = []
+        self.asked_mode: Mode | None = None
+        self.memory: Entry | None = None
+        self.segments = 0
         for entry in entries:
             self.apply(entry)
 
@@ -33,10 +39,13 @@ class IncidentLog:
         match entry["kind"]:
             case "run_started":
                 self.run, self.finished, self.mode = entry, None, entry["mode"]
+                self.segments += 1
             case "run_finished":
                 self.finished = entry
             case "mode" if entry["policy"] is None:
-                self.mode = entry["mode"]
+                self.mode = self.asked_mode = entry["mode"]
+            case "memory":
+                self.memory = entry
             case "notice":
                 self.notices.append(entry)
             case "incident_opened":

@@ -27,6 +27,8 @@ from guard.types import Entry
 
 # The columns of signals.csv.
 SIGNAL_COLUMNS = ("tick", "step", "loss", "grad_norm", "lr", "lr_effective", "loss_scale")
+# What follows them there: how often the run had been resumed.
+CSV_COLUMNS = (*SIGNAL_COLUMNS, "segment")
 SignalRow = tuple[int, int, float, float, float, float, float]
 
 _PATIENCE = 0.25  # [s] a step waits for a journal line to be written
@@ -44,6 +46,7 @@ _MAX_SIGNALS = 64 << 20  # [bytes] beyond which old rows of signals.csv are thin
 class _Job:
     line: bytes = b""
     durable: bool = False
+    rows_only: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -55,6 +58,9 @@ class RunDir:
         clock: injected.
         beat: what the heartbeat says, ``(tick, step, phase)``; read from the writer's thread.
         rank: whose heartbeat this is.
+
+    Attributes:
+        segment: how often the run had been resumed before; a column of signals.csv.
 
     Raises:
         RunDirError: another live guard owns the directory.
@@ -71,6 +77,7 @@ class RunDir:
         self._pid = os.getpid()
         self._lease = Lease(path / "owner.json", clock)
         self.seq = 0
+        self.segment = 0
         self.rows: deque[SignalRow] = deque(maxlen=_MAX_ROWS)  # appended by the step, taken by the writer
         self._control = str(path / "control")
         self._control_seen = 0
@@ -138,6 +145,30 @@ class RunDir:
         except OSError as error:
             self.complain(name, f"cannot write {self.path / name} ({_reason(error)})")
 
+    def flush(self) -> None:
+        """Writes the rows so far soon, rather than with the next heartbeat."""
+        self._jobs.put(_Job(rows_only=True))
+
+    def cut_signals(self, tick: int, rows: Sequence[SignalRow] = ()) -> None:
+        """The run goes on from `tick`: rows from there on, and a torn one, are taken out. Before the first new row.
+
+        Args:
+            rows: the last ones before `tick`; those that had not been written when the process ended are added.
+        """
+        path = self.path / "signals.csv"
+        try:
+            header, *lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and _tick(line) < tick]
+            last = _tick(kept[-1]) if kept else -1
+            lost = [_line(row, self.segment - 1) for row in rows if last < row[0] < tick]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join([header, *kept, *lost]), encoding="ascii", errors="replace")
+            temporary.replace(path)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            self.complain("signals.csv", f"cannot cut {path} back to tick {tick} ({error})")
+
     def close(self, timeout: float) -> None:
         """Flushes and gives the directory up; waits at most `timeout` [s]. In a forked child: nothing."""
         if os.getpid() != self._pid:
@@ -171,7 +202,7 @@ class RunDir:
             return True
         if job is None:
             return False
-        self._protected(lambda: self._do(job))
+        self._protected(self._tend if job.rows_only else lambda: self._do(job))
         job.done.set()
         self._stalled = False
         if self.clock.monotonic() - self._alive_at > _BEAT:
@@ -259,8 +290,8 @@ class RunDir:
         new = not path.exists()
         with path.open("a", encoding="ascii") as file:
             if new:
-                file.write(",".join(SIGNAL_COLUMNS) + "\n")
-            file.write("".join(f"{t},{s},{a:.7g},{b:.7g},{c:.7g},{d:.7g},{e:.7g}\n" for t, s, a, b, c, d, e in rows))
+                file.write(",".join(CSV_COLUMNS) + "\n")
+            file.write("".join(_line(row, self.segment) for row in rows))
             size = file.tell()
         if size > _MAX_SIGNALS:
             _thin(path)
@@ -280,6 +311,17 @@ def _last_seq(lines: list[bytes]) -> int:
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
     return -1
+
+
+def _line(row: SignalRow, segment: int) -> str:
+    tick, step, loss, grad_norm, lr, lr_effective, loss_scale = row
+    return f"{tick},{step},{loss:.7g},{grad_norm:.7g},{lr:.7g},{lr_effective:.7g},{loss_scale:.7g},{segment}\n"
+
+
+def _tick(row: str) -> int:
+    """Of a row of signals.csv; what is none counts as never."""
+    number = row.partition(",")[0]
+    return int(number) if number.isdigit() else 1 << 62
 
 
 def _thin(path: Path) -> None:

@@ -17,6 +17,9 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "undone": {"incident": str, "changes": dict},
     "mode": {"mode": str, "policy": (str, type(None))},
     "notice": {"message": str},
+    "memory": {"engine": dict, "standing": dict},
+    "resumed": {"checkpoint": str},
+    "preempted": {"checkpoint": (str, type(None))},
 }
 _RESULT: dict[str, type | tuple[type, ...]] = {"type": str, "summary": str, "changes": dict, "standing": bool}
 _ALLOWED = {"mode": get_args(Mode), "status": get_args(Status)}

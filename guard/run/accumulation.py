@@ -29,23 +29,24 @@ class Accumulation:
         factor: windows per update.
         on: something is held, or is to be.
         held: the last window's update was left out.
+        first_tick: from which on `factor` counts.
     """
 
     def __init__(self) -> None:
         self.factor, self.on, self.held = 1, False, False
-        self._first_tick = 0
+        self.first_tick = 0
         self._held: dict[torch.optim.Optimizer, Held] = {}
 
     def set(self, factor: int, first_tick: int) -> None:
         """From `first_tick` on, so many windows make an update; what is held already counts."""
-        self.factor, self._first_tick = factor, first_tick
+        self.factor, self.first_tick = factor, first_tick
         self.on = factor > 1 or bool(self._held)
 
     @torch.no_grad()
     def due(self, optimizer: torch.optim.Optimizer, tick: int) -> bool:
         """Takes this window's gradients. True: the update is due, and the mean of all held windows is in place."""
         self.held = False
-        if tick < self._first_tick:
+        if tick < self.first_tick:
             return True
         held = self._held.setdefault(optimizer, Held())
         held.count += 1

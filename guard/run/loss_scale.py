@@ -54,6 +54,15 @@ class LossScale:
         if self._floor is not None:
             scale.clamp_(min=self._floor)
 
+    def standing(self) -> list[Any]:
+        """What is in force, as plain values."""
+        return [self._growth_interval, self._floor, self._growth_before]
+
+    def stand(self, plain: list[Any]) -> None:
+        """Puts in force what `standing` said."""
+        self._growth_interval, self._floor, self._growth_before = plain
+        self.settle()
+
     def undo(self) -> None:
         """Floor and growth interval as before; the scale is the scaler's own affair again."""
         if self._growth_before is not None:

@@ -56,7 +56,7 @@ def test_what_can_be_seen_meanwhile(start: Start) -> None:
 
     run.guard.clock = Night(look)
     run.go(6, calls=[4])
-    assert seen == ["paused", "incident_opened", "attempt"]
+    assert seen == ["paused", "attempt", "memory"]
     assert run.guard._files._beat()[2] != "paused"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.incidents.journal import NAME, encode
-from guard.incidents.rundir import SIGNAL_COLUMNS, _boot_id, _started
+from guard.incidents.rundir import CSV_COLUMNS, _boot_id, _started
 
 START = 1_700_000_000.0
 POLICY = """\
@@ -139,8 +139,8 @@ class RunBuilder:
         self.write("run_finished", status=status, summary={})
 
     def signals(self, *, lr: float = 1e-3, effective: float = 1e-3) -> None:
-        row = (self.tick, self.tick - 20, 2.29, 0.8, lr, effective, 1.0)
-        (self.path / "signals.csv").write_text(",".join(SIGNAL_COLUMNS) + "\n" + ",".join(map(str, row)) + "\n1299,12")
+        row = (self.tick, self.tick - 20, 2.29, 0.8, lr, effective, 1.0, 0)
+        (self.path / "signals.csv").write_text(",".join(CSV_COLUMNS) + "\n" + ",".join(map(str, row)) + "\n1299,12")
 
     def beat(self, at: float, phase: str = "step") -> None:
         text = f"{self.tick} {self.tick - 20} {phase} 12.000 {at:.3f}"

@@ -17,7 +17,7 @@ def test_a_real_run_is_told_without_damage(guard):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = training_guard.attach(model, optimizer, policy="default", run_dir="runs/real", receivers=[])
     with run:
-        for index in range(200):
+        for index in range(400):
             optimizer.zero_grad()
             if index == 180:
                 control.submit(Path("runs/real"), control.Request("observe", "ada", policy="clip-on-explosion"))

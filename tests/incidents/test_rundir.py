@@ -18,7 +18,7 @@ from guard.clock import FakeClock
 from guard.errors import RunDirError
 from guard.incidents import read_journal, rundir
 from guard.incidents.journal import NAME
-from guard.incidents.rundir import SIGNAL_COLUMNS, Lease, RunDir, holder_alive
+from guard.incidents.rundir import CSV_COLUMNS, Lease, RunDir, holder_alive
 
 Open = Callable[..., RunDir]
 
@@ -164,7 +164,7 @@ def test_rows_are_written_in_batches(open_dir: Open, tmp_path: Path) -> None:
     files.close(5.0)
     with (tmp_path / "run" / "signals.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == SIGNAL_COLUMNS
+    assert tuple(rows[0]) == CSV_COLUMNS
     assert [r["tick"] for r in rows] == ["0", "1", "2"]
     assert (rows[0]["loss"], rows[0]["grad_norm"], rows[0]["loss_scale"]) == ("2.5", "nan", "65536")
 

@@ -55,8 +55,8 @@ class Night:
 
     @property
     def kinds(self) -> list[str]:
-        """The journal's kinds in order; storms of firings count once."""
-        kinds = [e["kind"] for e in self.journal]
+        """The journal's kinds in order, without what the guard notes for itself; storms of firings count once."""
+        kinds = [e["kind"] for e in self.journal if e["kind"] != "memory"]
         return [k for i, k in enumerate(kinds) if k != "incident_fired" or kinds[i - 1] != k]
 
     @property

@@ -1,0 +1,123 @@
+"""The run's checkpoints on disk: when one is written, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from guard.checkpoints import DiskInterval, DiskStore, Loading, Snapshot, to_portable, to_snapshot
+from guard.checkpoints.crew import Crew
+from guard.checkpoints.loading import load
+from guard.clock import Clock
+from guard.policy.schema import Disk
+from guard.reporter import Reporter
+from guard.run.accumulation import Held
+from guard.run.feed import Place
+from guard.run.live import LiveRun
+
+CLASSES: dict[str, type] = {"Place": Place, "Held": Held}  # what a snapshot's context holds beside plain values
+
+
+class Durable:
+    """Writes snapshots of the memory ring to disk, in the background.
+
+    Args:
+        disk: where, how often and how many.
+        run_dir: where a relative folder lies.
+        live: the run; its ring says what is good, and what nobody needs any more.
+        report: the journal.
+        clock: injected.
+
+    Attributes:
+        store: what writes.
+        subfolder: of a run directory, where checkpoints lie; or an absolute path.
+    """
+
+    def __init__(self, disk: Disk, run_dir: Path, live: LiveRun, report: Reporter, clock: Clock) -> None:
+        self._live, self._report = live, report
+        self.subfolder = disk.dir
+        self.store = DiskStore(run_dir / disk.dir, keep=disk.keep, max_bytes=disk.max_bytes, clock=clock)
+        self._interval = DiskInterval(disk.every, clock)
+        self._saved: Snapshot | None = None  # the last one that was given to the store
+        self._failing = ""  # why, if the last save failed
+        self._said: set[str] = set()
+        live.ring.dropped, live.ring.promoted, live.ring.rewound = self._recycle, self._promoted, self._rewound
+
+    def due(self) -> bool:
+        """A checkpoint is to be written, and can be."""
+        return self._interval.due(self._live.step) and not self.store.writing
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Begins to write `snapshot`, if that has not been done."""
+        if snapshot is self._saved or not self.store.save(self._portable(snapshot)):
+            return
+        self._saved = snapshot
+        self._report.files.flush()  # a checkpoint without the rows before it would leave a gap
+        self._interval.began(snapshot.step)
+        if snapshot in self._live.ring.good:
+            self._promoted(snapshot)
+
+    def save_last(self, snapshot: Snapshot, timeout: float) -> bool:
+        """Writes `snapshot` before the process ends; True if it is safe within `timeout` [s]."""
+        self.store.wait(timeout / 2)
+        written = self.store.save(self._portable(snapshot), state="preempted") and self.store.wait(timeout / 2)
+        self.tend()
+        return written and not self._failing
+
+    def tend(self) -> None:
+        """Journals what has happened on the disk."""
+        for outcome in self.store.outcomes():
+            if outcome.seconds:
+                self._interval.took(outcome.seconds)
+            if outcome.kind == "failed" and outcome.reason != self._failing:
+                self._failing = outcome.reason
+                self._report.trouble(
+                    "checkpoint_failed", f"{outcome.reason}; training goes on, older checkpoints stay", "disk"
+                )
+            elif outcome.kind == "saved":
+                self._failing = ""
+                self._say_once(outcome.left_out)
+
+    def load(self, folder: Path | None = None) -> Loading:
+        """The newest sound checkpoint, of this run or of another one's `folder`; see `DiskStore.load`.
+
+        Raises:
+            ChangedModelError: it is of another model or optimizer.
+            CheckpointError: the folder cannot be read.
+        """
+        if not (folder or self.store.folder).is_dir():
+            return Loading()
+        return self.store.load(self._live.state) if folder is None else load(folder, self._live.state, Crew(0, 1, None))
+
+    def take_up(self, loading: Loading) -> Snapshot:
+        """The snapshot that was loaded, in this process's terms."""
+        assert loading.portable is not None, "asked only if there is one"
+        self._say_once(loading.portable.left_out)
+        snapshot = to_snapshot(self._live.state, loading.portable, CLASSES)
+        self._interval.began(snapshot.step)
+        return snapshot
+
+    def close(self, timeout: float) -> None:
+        """Finishes what is under way, for at most `timeout` [s]."""
+        self.store.close(timeout)
+        self.tend()
+
+    def _portable(self, snapshot: Snapshot) -> Any:
+        return to_portable(self._live.state, snapshot, CLASSES)
+
+    def _recycle(self, snapshot: Snapshot) -> None:
+        self.store.release(snapshot, self._live.state.recycle)
+
+    def _promoted(self, snapshot: Snapshot) -> None:
+        if snapshot is self._saved:
+            self.store.promote(snapshot.step, snapshot.tick)
+
+    def _rewound(self, snapshot: Snapshot) -> None:
+        self.store.rewind(snapshot.tick)
+        self._interval.began(snapshot.step)
+
+    def _say_once(self, sentences: tuple[str, ...]) -> None:
+        for sentence in sentences:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._report.notice("warning", f"checkpoints on disk are not complete: {sentence}")

@@ -1,0 +1,39 @@
+"""What stays in force whatever state the run goes back to, as plain values: it survives a resume too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from guard.run.live import LiveRun
+
+
+def to_plain(live: LiveRun) -> dict[str, Any]:
+    """Learning rate multiplier, clip, warm-up, accumulation, precision, loss scale, windows left out; ticks as they
+    are counted now."""
+    return {
+        "lr": [live._multiplier, live._min_lr, live._recover],
+        "clip": live._clip,
+        "warmup": live._warmup,
+        "accumulate": [live.accumulation.factor, live.accumulation.first_tick],
+        "precision": [live.precision.override, live.precision.until],
+        "loss_scale": live.loss_scale.standing(),
+        "skipped": sorted(live.feed.skipped) if live.feed is not None else sorted(live.skipped_before),
+    }
+
+
+def stand(live: LiveRun, plain: Mapping[str, Any]) -> None:
+    """Puts it in force in a run that has just been attached. What this run has no use for is left."""
+    multiplier, min_lr, recover = plain["lr"]
+    live.scale_lr(multiplier, min_lr, None)
+    live._recover = None if recover is None else (recover[0], recover[1])
+    live._clip = None if plain["clip"] is None else (plain["clip"][0], plain["clip"][1], plain["clip"][2])
+    live._warmup = None if plain["warmup"] is None else (plain["warmup"][0], plain["warmup"][1], plain["warmup"][2])
+    live.accumulation.set(*plain["accumulate"])
+    override, until = plain["precision"]
+    if override is not None:
+        live.precision.set(override, until)
+    if live.scaler is not None:
+        live.loss_scale.stand(plain["loss_scale"])
+    live.skipped_before = frozenset(plain["skipped"])
