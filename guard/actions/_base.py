@@ -72,6 +72,17 @@ class Run(Protocol):
         """Empties the optimizer state of every parameter (`everything`: also what belongs to none). Returns how many
         parameters had some."""
 
+    def can_rebroadcast(self) -> str | None:
+        """None, or why there are no other ranks that hold the same parameters."""
+
+    def rebroadcast(self, source: Literal["majority", "first"], since: int) -> dict[str, Any]:
+        """Overwrites parameters, buffers and optimizer state of all ranks with those of one; checkpoints in memory that
+        were taken after tick `since` are dropped. Returns `from_rank`, `tensors`, `ranks_that_differed`.
+
+        Raises:
+            UnavailableError: the ranks do not hold the same tensors.
+        """
+
     def warmup_lr(self, steps: int, start: float) -> int:
         """A further factor on all learning rates rises from `start` to 1 over `steps` ticks. Returns its last tick."""
 

@@ -13,16 +13,16 @@ from guard.checkpoints import ChangedBuffers, Ring, Snapshot, Stateful, Training
 from guard.errors import UnavailableError
 from guard.incidents.journal import encode
 from guard.policy.schema import Checkpoints
+from guard.ranks import Ranks
 from guard.run import command as commands
-from guard.run import evidence, optimizer_state
+from guard.run import evidence, optimizer_state, replicas
 from guard.run.accumulation import Accumulation
+from guard.run.clipping import shorten
 from guard.run.errands import Errands
 from guard.run.feed import Feed, Place
 from guard.run.iteration import Iteration
 from guard.run.loss_scale import LossScale
 from guard.run.precision import Precision
-from guard.signals import careful_norm
-from guard.signals.gradients import values
 
 
 class LiveRun:
@@ -37,9 +37,12 @@ class LiveRun:
         stopping: a `stop` was done; the guard raises once the journal is safe.
         grad_scale: what this tick's gradients are still multiplied with (a fused optimizer under a GradScaler).
         errands: what goes on in the background; set by the guard.
+        ranks: the processes that train together; set by the guard where there are several. What all of them must find
+            or do alike asks them, so all of them call it.
         wants_snapshot: one is to be taken at the next boundary.
         paused_for: a `pause` is to begin, or goes on [s].
         resumed_by: the person who ended it.
+        skipped_before: windows that were left out before this process began; the first feed leaves them out too.
         iteration: its batches are kept, because a policy may want them as evidence; else None.
     """
 
@@ -56,10 +59,12 @@ class LiveRun:
         usual_grad_norm: Callable[[int], float],
     ) -> None:
         self.model, self.optimizers, self.scaler = model, list(optimizers), scaler
+        self.ranks = Ranks.alone()
         self.state = TrainingState(model, optimizers, others)
         self.ring = Ring(checkpoints.keep, checkpoints.probation, self.state.recycle)
         self.precision = Precision(model, optimizers)
         self.feed: Feed | None = None
+        self.skipped_before: frozenset[int] = frozenset()
         self.tick = self.step = 0
         self.left_out = False
         self.went_back: Snapshot | None = None
@@ -103,17 +108,15 @@ class LiveRun:
     def clip(self, max_norm: float, pattern: str | None, lasts: int | None) -> float:
         if lasts is not None:
             self._clip = (max_norm, pattern, self.tick + lasts)
-        max_norm *= self.grad_scale
         chosen = [
             p
             for o in self.optimizers
             for g in o.param_groups
             for p in g["params"]
-            if p.grad is not None and (pattern is None or fnmatch.fnmatch(self._names.get(id(p), ""), pattern))
+            if pattern is None or fnmatch.fnmatch(self._names.get(id(p), ""), pattern)
         ]
-        if pattern is None:
-            return _shorten(chosen, max_norm)
-        return min((_shorten([p], max_norm) for p in chosen), default=1.0)
+        groups = [chosen] if pattern is None else [[p] for p in chosen]
+        return shorten(groups, max_norm * self.grad_scale, self.ranks)
 
     def skip_step(self) -> None:
         self.leave_out()
@@ -188,6 +191,19 @@ class LiveRun:
         self._reset = everything
         return optimizer_state.reset(self.optimizers, everything=everything)
 
+    def can_rebroadcast(self) -> str | None:
+        return replicas.why_not(self.state, self.ranks)
+
+    def rebroadcast(self, source: Literal["majority", "first"], since: int) -> dict[str, Any]:
+        changes = replicas.rebroadcast(self.state, self.ranks, source)
+        sound = self.ring.pick("last_good", since, None)
+        if sound is not None:
+            self.ring.rewind(sound)
+        if self.ring.best is not None and self.ring.best.tick > since:
+            self.ring.best = None
+        self.wants_snapshot = True
+        return changes
+
     def warmup_lr(self, steps: int, start: float) -> int:
         first = self.tick + self.left_out
         self._warmup = (first, steps, start)
@@ -233,11 +249,17 @@ class LiveRun:
         assert self.iteration is not None, "made where a policy has a `capture`"
         table = evidence.layer_table(self.model, self.grad_scale)
         payload, why = self.iteration.copy(max_bytes, {"tick": self.tick, "step": self.step})
-        folder = self.errands.run_dir / "evidence" / self.incident
+        name = self.incident if not self.ranks.rank else f"{self.incident}-rank{self.ranks.rank}"
+        folder = self.errands.run_dir / "evidence" / name
         self.errands.start(self.incident, "captured", lambda _: evidence.write(folder, table, payload, max_bytes))
-        return {"folder": f"evidence/{self.incident}"} | ({"no_batch": why} if why else {})
+        return {"folder": f"evidence/{name}"} | ({"no_batch": why} if why else {})
 
     def run_command(self, name: str, command: Sequence[str], timeout: float, *, wait: bool) -> dict[str, Any]:
+        if self.ranks.world > 1 and wait:  # rank 0 runs it, the others wait with it
+            return self.ranks.broadcast({} if self.ranks.rank else self._run_here(name, command, timeout, wait=True))
+        return {} if self.ranks.rank else self._run_here(name, command, timeout, wait=wait)
+
+    def _run_here(self, name: str, command: Sequence[str], timeout: float, *, wait: bool) -> dict[str, Any]:
         errands, incident = self.errands, self.incident
         if errands.busy:
             return {"failed": "too many others are under way"}
@@ -360,14 +382,33 @@ class LiveRun:
         return None
 
     def capture(self) -> Snapshot:
-        snapshot = self.state.capture(self.tick, self.step)
-        snapshot.finite = self.state.verify(snapshot)
+        taken: list[Snapshot] = []
+
+        def take() -> bool:
+            taken.append(self.state.capture(self.tick, self.step))
+            return self.state.verify(taken[0])
+
+        finite = self.ranks.together(take)
+        (snapshot,) = taken
+        snapshot.finite = finite
         snapshot.context["place"] = self.feed.mark() if self.feed else Place()
         snapshot.context["held"] = self.accumulation.state()
         return snapshot
 
+    def resume(self, snapshot: Snapshot) -> None:
+        """Goes to where another process was; restored once more at the first boundary, like a rollback."""
+        self.tick, self._to = snapshot.tick, snapshot.context["place"]
+        self._restore(snapshot)
+        self.went_back = snapshot
+        self._buffers.remember()
+
+    @property
+    def to_pass(self) -> int:
+        """The pass over the data that the run goes back to at the next boundary."""
+        return 0 if self._to is None else self._to.pass_number
+
     def state_finite(self) -> bool:
-        return self.state.finite()
+        return self.ranks.together(self.state.finite)
 
     def boundary(self) -> bool:
         """An iteration begins: buffers are remembered, and what the rest of a discarded iteration did is undone
@@ -421,13 +462,3 @@ class LiveRun:
         if self.feed is not None and self.feed.skipped:
             kept.append(f"{len(self.feed.skipped)} windows of data left out")
         return kept
-
-
-def _shorten(parameters: list[Any], max_norm: float) -> float:
-    gradients = [values(p.grad) if not p.grad.is_sparse else p.grad for p in parameters]
-    norm = careful_norm([values(g) for g in gradients])
-    factor = min(1.0, max_norm / (norm + 1e-12))
-    if factor < 1.0:
-        for g in gradients:
-            g.mul_(factor)
-    return factor

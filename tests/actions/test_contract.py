@@ -114,6 +114,7 @@ class Canned:
         "can_replay": True,
         "stop": {"from_step": 9, "to_step": 4},
         "reset_optimizer": 4,
+        "rebroadcast": {"from_rank": 0, "tensors": 12, "ranks_that_differed": [1]},
         "warmup_lr": 207,
         "accumulate": (1, 2),
         "change_loss_scale": {"floor": [None, 1.0]},

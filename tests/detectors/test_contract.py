@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from detectors.traces import REQUIRED, layer, look, looked_at, make, units, update
+from detectors.traces import REQUIRED, layer, look, looked_at, make, replicas, units, update
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
@@ -73,6 +73,7 @@ def looks(t: int, r: random.Random) -> dict[str, Any] | None:
         deep["inputs"] |= {"finite": t % 5 > 0, "zero": t % 7 == 0, "peak": 1e4 if t % 4 == 0 else 3.0}
         deep["layers"] |= {"a": layer(spread=0.0, norm=2.0 ** (t - 200), peak=1e5)}
         deep["updates"]["layers"] |= {"a": update(ratio=10.0), "b": update(ratio=1e-9)}
+        deep["replicas"] = replicas(*range(t % 3), most=t % 2 == 0)
         deep["activations"] |= {"relu": units("dead", 0.9), "tanh": units("saturated", 0.9)}
     return {key: deep[key] for key in deep if r.random() < 0.9}
 
@@ -161,6 +162,7 @@ STRANGE = {
     "odd looks": looked_at([{
         "seconds": x, "inputs": {"finite": False, "peak": x, "zero": True, "ignored": True},
         "layers": {"a": layer(grad=x, norm=x, peak=x, spread=x), "b": layer(size=1, grad=None)},
+        "replicas": replicas(*range(t % 20), name=""),
         "updates": {"tick": t, "lr": x, "layers": {"a": update(rms=x, ratio=x, grad=x), "b": update(grad=None)}},
         "activations": {"a": units("dead", x, values=0), "b": {"saturated": [], "units": 0, "values": 0}, "c": {}},
     } for t, x in enumerate([NAN, INF, 0.0, -1.0, 1e308, 5e-324] * 40)]),

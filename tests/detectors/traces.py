@@ -83,6 +83,12 @@ def units(kind: str, share: float, looks: int = 8, values: int = 64) -> dict[str
     return {kind: [share] * looks + [0.0] * (8 - looks), "units": 10, "values": values}
 
 
+def replicas(*others: int, **changes: Any) -> dict[str, Any]:
+    """What a comparison of the ranks shows: `others` hold other weights."""
+    equal = {"equal": not others, "count": len(others), "name": "a" if others else "", "ranks": list(others)}
+    return {**equal, "most": True} | changes
+
+
 def look(t: int, r: random.Random) -> dict[str, Any]:
     """Everything that a look into a healthy model shows."""
     idle = [0.9**n * r.random() for n in range(1, 9)]
@@ -91,6 +97,7 @@ def look(t: int, r: random.Random) -> dict[str, Any]:
         "inputs": inputs(peak=3.0 + r.random()),
         "layers": {"a": layer(norm=1 + t / 300), "bias": layer(dims=1, norm=0.0, spread=0.0, peak=0.0)},
         "updates": {"tick": t - 1, "lr": 1e-3, "layers": {"a": update(ratio=1e-3 * math.exp(r.gauss(0, 1)))}},
+        "replicas": replicas(),
         "activations": {"relu": {"dead": [x / 2 for x in idle], "units": 8, "values": 32},
                         "tanh": {"saturated": [x / 3 for x in idle], "units": 8, "values": 128}},
     }  # fmt: skip
