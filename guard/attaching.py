@@ -18,11 +18,13 @@ from torch import nn
 from guard import resuming
 from guard.checkpoints import Stateful
 from guard.clock import SystemClock
-from guard.errors import UsageError
+from guard.errors import RunDirError, UsageError
 from guard.guard import Guard
 from guard.incidents import IncidentLog, read_journal
+from guard.incidents.rundir import holder_alive
 from guard.notify import Courier, ReceiverSpec
 from guard.policy import PolicySet, dump, load
+from guard.ranks import Ranks
 from guard.receivers import receiver_specs
 from guard.types import Mode
 
@@ -68,6 +70,7 @@ def attach(
         RunDirError: another live guard owns `run_dir`, its run has ended, or there is nothing to go on with.
         ChangedModelError: the checkpoint is of another model or optimizer; lists the differences.
         CheckpointError: the checkpoints cannot be read.
+        RankLostError: several processes train together, and not all of them attach.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
@@ -78,11 +81,9 @@ def attach(
         earlier = _ATTACHED.pop(o, None)
         if earlier is not None and (replaced := earlier()) is not None:
             replaced.close(timeout=1.0)
-    path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
-    before = IncidentLog(read_journal(path))
-    same_run = resuming.check(path, before, str(resume))
+    ranks = Ranks.attach()
+    path, before, same_run = _where(ranks, run_dir, str(resume))
     chosen: Mode = mode or (before.asked_mode if same_run else None) or policies.mode or "enforce"
-    alone = _world_size() == 1
     clock = SystemClock()
     if scaler is not None and not scaler.is_enabled():
         scaler = None
@@ -94,9 +95,10 @@ def attach(
         scaler=scaler,
         run_dir=path,
         extra=dict(extra or {}),
-        mode=chosen if alone else "observe",
+        mode=chosen,
         clock=clock,
         earlier=before,
+        ranks=ranks,
     )
     try:
         _begin(guard, before, str(resume), same_run=same_run)
@@ -105,13 +107,33 @@ def attach(
         raise
     for o in optimizers:
         _ATTACHED[o] = weakref.ref(guard)
-    if not alone and chosen == "enforce":
-        guard.report.notice(
-            "warning", f"{_world_size()} processes train together: this version only observes such runs"
-        )
-    _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
+    if not ranks.rank:
+        _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
     atexit.register(_close_at_exit, weakref.ref(guard))
     return guard
+
+
+def _where(ranks: Ranks, run_dir: Any, resume: str) -> tuple[Path, IncidentLog, bool]:
+    """The run directory, what its journal says, and whether the run there goes on. Rank 0 looks, for all ranks.
+
+    Raises:
+        RunDirError: the directory cannot be used; on all ranks.
+    """
+    found: tuple[Path, IncidentLog, bool] | RunDirError | None = None
+    if not ranks.rank:
+        path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
+        before = IncidentLog(read_journal(path))
+        try:
+            if ranks.world > 1 and holder_alive(path, SystemClock()):
+                raise RunDirError(f"{path} belongs to a running guard; give this run its own run_dir, or end that one")
+            found = path, before, resuming.check(path, before, resume)
+        except RunDirError as error:
+            found = error
+    found = ranks.broadcast(found)
+    if isinstance(found, RunDirError):
+        raise found
+    assert found is not None, "rank 0 has looked"
+    return found
 
 
 def _begin(guard: Guard, before: IncidentLog, resume: str, *, same_run: bool) -> None:
@@ -181,8 +203,3 @@ def _check(model: Any, optimizers: Sequence[Any], state: Mapping[str, Any], mode
 def _new_run_dir() -> Path:
     job = os.environ.get("SLURM_JOB_ID") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return Path("runs") / f"{Path(sys.argv[0] or 'python').stem or 'python'}-{job}"
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from guard.bank import Bank, Rules
 from guard.checkpoints import Interval, Snapshot, Surroundings, keep_that_fits
@@ -20,6 +20,13 @@ from guard.run.live import LiveRun
 from guard.types import Detection
 
 _BORDERS = 16  # passes back over whose beginning a rollback is still exact
+
+
+class Wishes(NamedTuple):
+    """What is due, by a clock that only one rank may follow."""
+
+    snapshot: bool = False
+    disk: bool = False
 
 
 class Boundary:
@@ -38,6 +45,7 @@ class Boundary:
     Attributes:
         history_starts: the state is new to the guard (first boundary, weights were loaded): `start` is to be taken.
         pass_begins: the loop, not a replay, begins a pass over its data.
+        wishes: with several ranks, what they have agreed is due; None: they have not, or this is the only one.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Boundary:
     ) -> None:
         self._live, self._responder, self._report, self._rules, self._banks = live, responder, report, rules, banks
         self._checkpoints, self.durable = checkpoints, durable
+        self.wishes: Wishes | None = None
         self._interval = Interval(checkpoints.every, clock)
         self._borders: dict[int, Surroundings] = {}  # pass -> what the loop's code between the passes had left
         self._best = math.inf
@@ -74,20 +83,43 @@ class Boundary:
             self._interval.taken(live.step)
         if live.feed is not None and live.feed.at_pass_start:
             self.cross_border(live.feed.pass_number)
-        if self._responder.acting and (self.history_starts or live.wants_snapshot or self._due()):
+        if not self._responder.acting:
+            return
+        due, self.wishes = self._due(), None
+        if self.history_starts or live.wants_snapshot or due.snapshot:
             self._take_snapshot()
-        if self.durable is not None and self._responder.acting:
-            self._make_durable(self.durable)
+        if self.durable is not None:
+            self.durable.tend()
+            if due.disk:
+                self._make_durable(self.durable)
 
-    def _due(self) -> bool:
-        """One on probation is waited for: a newer one in its place would never get through either."""
-        return self._live.ring.candidate is None and self._interval.due(self._live.step)
+    @property
+    def by_clock(self) -> bool:
+        """Only a clock knows when the next snapshot is due."""
+        return self._interval.by_clock
+
+    @property
+    def wish(self) -> Wishes:
+        """What is due by this process's own clock and counters."""
+        durable = self.durable
+        return Wishes(self._interval.due(self._live.step), durable is not None and durable.due)
+
+    def _due(self) -> Wishes:
+        """What is to be done now; with several ranks the same on all of them.
+
+        A snapshot on probation is waited for: a newer one in its place would never get through either.
+        """
+        if self._live.ranks.world == 1:
+            wish = self.wish
+            busy = self.durable is not None and self.durable.store.writing
+        else:
+            wish, busy = self.wishes or Wishes(), False
+            if not self._interval.by_clock:
+                wish = wish._replace(snapshot=self._interval.due(self._live.step))
+        return Wishes(wish.snapshot and self._live.ring.candidate is None, wish.disk and not busy)
 
     def _make_durable(self, durable: Durable) -> None:
         """One on probation, or a new one, goes to the disk if that is due."""
-        durable.tend()
-        if not durable.due():
-            return
         if self._live.ring.candidate is None and self._live.ring.newest_tick() != self._live.tick:
             self._take_snapshot()
         snapshot = self._live.ring.candidate or self._live.ring.newest()
@@ -139,7 +171,7 @@ class Boundary:
         self._interval.now()
 
     def keep_best(self, loss: float) -> None:
-        """Keeps the state of now if `loss` is the lowest validation loss so far."""
+        """Keeps the state of now if `loss` is the lowest validation loss so far. Of several ranks, all call it."""
         if loss < self._best and self._responder.acting and self._live.went_back is None:
             snapshot = self._capture()
             if snapshot.finite:
@@ -185,7 +217,7 @@ class Boundary:
     def _fit_memory(self, snapshot: Snapshot) -> None:
         """Keeps as many snapshots as the memory allowed for them holds."""
         keep = self._checkpoints.keep
-        fits = keep_that_fits(snapshot.bytes, keep, self._checkpoints.memory)
+        fits = -self._live.ranks.worst(-keep_that_fits(snapshot.bytes, keep, self._checkpoints.memory))
         if fits < keep:
             self._live.ring.keep = fits
             self._report.notice(

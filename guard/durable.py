@@ -36,16 +36,26 @@ class Durable:
     def __init__(self, disk: Disk, run_dir: Path, live: LiveRun, report: Reporter, clock: Clock) -> None:
         self._live, self._report = live, report
         self.subfolder = disk.dir
-        self.store = DiskStore(run_dir / disk.dir, keep=disk.keep, max_bytes=disk.max_bytes, clock=clock)
+        ranks = live.ranks
+        self.store = DiskStore(
+            run_dir / disk.dir,
+            keep=disk.keep,
+            max_bytes=disk.max_bytes,
+            clock=clock,
+            rank=ranks.rank,
+            world=ranks.world,
+            group=ranks.another_group(),
+        )
         self._interval = DiskInterval(disk.every, clock)
         self._saved: Snapshot | None = None  # the last one that was given to the store
         self._failing = ""  # why, if the last save failed
         self._said: set[str] = set()
         live.ring.dropped, live.ring.promoted, live.ring.rewound = self._recycle, self._promoted, self._rewound
 
+    @property
     def due(self) -> bool:
-        """A checkpoint is to be written, and can be."""
-        return self._interval.due(self._live.step) and not self.store.writing
+        """A checkpoint is to be written, by this process's clock."""
+        return self._interval.due(self._live.step)
 
     def save(self, snapshot: Snapshot) -> None:
         """Begins to write `snapshot`, if that has not been done."""
@@ -85,9 +95,12 @@ class Durable:
             ChangedModelError: it is of another model or optimizer.
             CheckpointError: the folder cannot be read.
         """
-        if not (folder or self.store.folder).is_dir():
+        live = self._live
+        if not live.ranks.broadcast((folder or self.store.folder).is_dir()):
             return Loading()
-        return self.store.load(self._live.state) if folder is None else load(folder, self._live.state, Crew(0, 1, None))
+        if folder is None:
+            return self.store.load(live.state)
+        return load(folder, live.state, Crew(live.ranks.rank, live.ranks.world, live.ranks.another_group()))
 
     def take_up(self, loading: Loading) -> Snapshot:
         """The snapshot that was loaded, in this process's terms."""

@@ -19,11 +19,12 @@ from guard.boundary import Boundary
 from guard.checkpoints import Snapshot, Stateful
 from guard.clock import Clock
 from guard.durable import Durable
-from guard.errors import TrainingStopped, UsageError
+from guard.errors import GuardError, RankLostError, TrainingStopped, UsageError
 from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
 from guard.preemption import GRACE, Preemption
+from guard.ranks import Ranks
 from guard.reporter import Reporter
 from guard.responder import Responder
 from guard.run.errands import Errands
@@ -32,6 +33,7 @@ from guard.run.iteration import Iteration
 from guard.run.live import LiveRun
 from guard.signals import Deep, GuessMeter, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
+from guard.together import Together
 from guard.types import Incident, Mode, Signals
 
 _FLUSH = 0.2  # [s] of `close` that are left for the disk
@@ -50,6 +52,7 @@ class Guard:
         boundary: what happens between two iterations.
         resumed_from: name of the checkpoint on disk that the run went on from; None: it began at its beginning.
         refused: ``(name, why)`` of checkpoints that could not be used.
+        preemption: listens for SIGTERM where checkpoints go to disk; else None.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Guard:
         mode: Mode,
         clock: Clock,
         earlier: IncidentLog,
+        ranks: Ranks,
     ) -> None:
         self.run_dir, self.policies = run_dir, policies
         others: dict[str, Stateful] = {f"scheduler {i}": s for i, s in enumerate(schedulers)}
@@ -81,12 +85,14 @@ class Guard:
             checkpoints=policies.checkpoints,
             usual_grad_norm=self._history.typical_grad_norm,
         )
-        self._slots = [Slot(o, rules.bank(curves=len(optimizers) == 1)) for o in optimizers]
+        self.live.ranks = ranks
+        self._slots = [Slot(o, rules.bank(curves=len(optimizers) == 1), ranks.world) for o in optimizers]
         needs = rules.needs()
+        replicas_every = needs.pop("replicas", None)
         self._deep = Deep(model, patching.entry_modules(model), optimizers, needs, clock) if needs else None
         self._clock_slot = self._slots[0]
         self._phase = "start"
-        self._files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self._phase))
+        self._files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self._phase), ranks.rank)
         self.report = Reporter(self._files, lambda: (self.live.tick, self.live.step), earlier)
         banks = [slot.bank for slot in self._slots]
         self.responder = Responder(
@@ -107,7 +113,8 @@ class Guard:
         self.refused: list[tuple[str, str]] = []
         self._pass_to_take_up = 0  # passes over the data before that one were done by an earlier process
         self._taking_up = False  # until the first boundary
-        self._preemption: Preemption | None = None
+        self.preemption: Preemption | None = None
+        self._together = Together(self, ranks, replicas_every) if ranks.world > 1 else None
         self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
         if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
@@ -119,6 +126,7 @@ class Guard:
         self._window_open = self._ticked = False
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
         self._listening = True
+        self._leaving = self._scaler_disagrees = False
         self._closed = False
         self._pid = os.getpid()
         self._undo: list[Callable[[], None]] = []
@@ -205,7 +213,8 @@ class Guard:
             return  # of a pass that an earlier process has made
         values = {k: float(v) for k, v in metrics.items()}
         self._metrics = {**(self._metrics or {}), **values}
-        self.boundary.keep_best(values.get("val_loss", math.nan))
+        if self._together is None:  # else once all ranks have said what they logged
+            self.boundary.keep_best(values.get("val_loss", math.nan))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -266,7 +275,7 @@ class Guard:
         try:
             s = self._measure(slot)
             accepted = self._judge(slot, s)
-        except TrainingStopped:
+        except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
@@ -281,9 +290,15 @@ class Guard:
         return result
 
     def _give_up(self, error: Exception) -> None:
-        """The guard itself failed: it says so and lets go of the run, which goes on unguarded."""
-        self.report.failure("the guard itself", error)
-        self.detach()
+        """The guard itself failed: it says so and lets go of the run, which goes on unguarded; on all ranks."""
+        if not self._leaving:
+            self.report.failure("the guard itself", error)
+        if self._together is not None and not self._together.asked:
+            self._together.leave()
+        if self._together is None or self._together.agreed.leaving:
+            self.detach()
+        else:
+            self._leaving = True  # the others wait for this rank's word in the next tick
 
     def _run_closure(self, slot: Slot, closure: Callable[[], Any]) -> Any:
         """Forward and backward happen inside a closure: it runs first, so that there are gradients to judge."""
@@ -293,13 +308,29 @@ class Guard:
             slot.loss.state(loss)
         return loss
 
-    def _measure(self, slot: Slot) -> Signals:
+    def _measure(self, slot: Slot, *, overflow: bool | None = None) -> Signals:
+        """This tick's signals; with several ranks, those of all.
+
+        Args:
+            overflow: the loss scaler left the step out; None: as the optimizer knows.
+        """
+        together = self._together
+        if together is not None:
+            together.asked = False
+            if self._leaving:
+                raise GuardError("it had failed before")
         metrics, self._metrics = self._metrics, None
         s = slot.measure(self.live, metrics)
+        if overflow is not None:
+            s.overflow = overflow
         if self._deep is not None and slot is self._clock_slot:
             self._look_inside(self._deep, s)
         if self._guess is not None and self._guess.end_step(s.loss_scale):
             s.guess, self._guess = self._guess.value, None
+        if together is not None:
+            skipped = s.overflow
+            together.agree(slot, s, clock=slot is self._clock_slot)
+            self._scaler_disagrees = s.overflow and not skipped
         return s
 
     def _look_inside(self, deep: Deep, s: Signals) -> None:
@@ -317,19 +348,23 @@ class Guard:
         live.left_out = self._is_discarded(slot)
         if live.left_out:
             return False
+        if self._together is not None and self._together.agreed.leaving:
+            raise GuardError(f"the guard of rank {self._together.agreed.leaving[0]} has let go of the run")
         hits = bank.flagged = bank.score(s)
         if hits or live.tick >= self.responder.due:
             self.responder.respond(hits, self._where_nonfinite(s))
             self._discarded = {slot}
         if bank.failed:
             self._report_failures(bank)
-        if self._files.requested():
-            wheel.obey(self)
+        if self._together is None and self._files.requested():
+            wheel.obey(self, wheel.taken(self))
         if live.paused_for is not None:
             self._pause()
         if not s.grad_norm < math.inf and not live.left_out and self._acting and not (s.overflow and _harmless(s)):
             live.leave_out()  # the gate: whatever the policies say
             self.report.gated(s.grad_norm)
+        if self._scaler_disagrees and not live.left_out:
+            live.leave_out()  # another rank's scaler leaves this step out
         if live.stopping:
             raise self.report.training_stopped()
         if live.clips and not live.left_out:
@@ -423,9 +458,9 @@ class Guard:
         self._taking_up = False
         try:
             self.boundary.cross()
-            if self._preemption is not None and self._preemption.asked:
-                self._end_preempted(self._preemption)
-        except TrainingStopped:
+            if self.preemption is not None and (self._together or self.preemption).preempted:
+                self._end_preempted(self.preemption)
+        except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
@@ -444,6 +479,8 @@ class Guard:
 
     def _preempted_late(self) -> None:
         """No boundary came in time (a long evaluation, a hang): the last snapshot in memory is what there is."""
+        if self._together is not None:
+            return  # it takes all ranks to write one
         durable, snapshot = self.boundary.durable, self.live.ring.candidate or self.live.ring.newest()
         saved = durable is not None and snapshot is not None and durable.save_last(snapshot, GRACE / 3)
         self.report.write(
@@ -487,12 +524,20 @@ class Guard:
         slot.called = False
         result = real(optimizer, *args, **kwargs)
         if not slot.called:
-            s = self._measure(slot)
-            s.overflow = self.live.scaling
+            self._overflowed(slot)
+        return result
+
+    def _overflowed(self, slot: Slot) -> None:
+        """A tick in which the loss scaler left the step out."""
+        try:
+            s = self._measure(slot, overflow=self.live.scaling)
             if self._judge(slot, s):
                 slot.bank.learn(s)
             self._end_tick(slot, s)
-        return result
+        except (TrainingStopped, RankLostError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
+            self._give_up(error)
 
     def scaler_update(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """`scaler.update`, frozen while the precision is overridden."""
@@ -534,6 +579,11 @@ class Guard:
         """A person's requests can be read: the disk answers."""
         return self._files.answers
 
+    @property
+    def asked_for(self) -> bool:
+        """A person has asked for something since this was last asked."""
+        return self._files.requested()
+
     def set_mode(self, mode: Mode, policy: str | None) -> None:
         """Observe or enforce, for one policy or (None) for the whole run, from now on."""
         self.responder.set_mode(mode, policy)
@@ -548,8 +598,8 @@ class Guard:
         self.live.precision.release()
         while self._undo:
             self._undo.pop()()
-        if self._preemption is not None:
-            self._preemption.release()
+        if self.preemption is not None:
+            self.preemption.release()
 
     def close(self, timeout: float = 5.0, *, crashed: bool = False, preempted: bool = False) -> None:
         """Last check, flush, run marked finished. The courier gets `timeout` [s] and no longer. May be called twice.
@@ -578,6 +628,7 @@ class Guard:
         status = "stopped" if self.live.stopping else "finished"
         self.report.finished("preempted" if preempted else "crashed" if crashed else status, self.summary())
         self.detach()
+        self.live.ranks.close()
         until = self._files.clock.monotonic() + timeout
         for end in self.on_close:
             end(max(0.0, timeout - _FLUSH))
@@ -588,7 +639,7 @@ class Guard:
         try:
             self._boundary()
             self._verify_end()
-        except TrainingStopped:
+        except (TrainingStopped, RankLostError):
             pass  # it is over anyway, and journaled
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self._give_up(error)
@@ -599,6 +650,7 @@ class Guard:
         self.detach()
         if self.boundary.durable is not None:
             self.boundary.durable.store.close(_FLUSH)
+        self.live.ranks.close()
         self._files.close(_FLUSH)
 
     def __enter__(self) -> Guard:
@@ -629,7 +681,7 @@ class Guard:
         if self._acting:
             self._watch_model()
         if self.boundary.durable is not None:
-            self._preemption = Preemption(self._preempted_late)
+            self.preemption = Preemption(self._preempted_late)
 
     def _watch_model(self) -> None:
         self._watching = True
@@ -668,7 +720,10 @@ class Guard:
         return feed
 
     def _where_nonfinite(self, s: Signals) -> Mapping[str, Any]:
-        return {} if s.grad_norm < math.inf else {"nonfinite_gradients": nonfinite_names(self.live.model)}
+        if s.grad_norm < math.inf and s.loss - s.loss == 0.0:
+            return {}
+        names = nonfinite_names(self.live.model)
+        return self._together.where(names) if self._together is not None else {"nonfinite_gradients": names}
 
     def _pause(self) -> None:
         """A `pause` was done and journaled: the step waits here."""

@@ -23,11 +23,11 @@ class Preemption:
         late: called in a thread of its own if no boundary came within two thirds of the grace; then the process ends.
 
     Attributes:
-        asked: the signal has come.
+        preempted: the signal has come.
     """
 
     def __init__(self, late: Callable[[], object]) -> None:
-        self.asked = False
+        self.preempted = False
         self._late, self._pid = late, os.getpid()
         self._timer: threading.Timer | None = None
         self._before: Any = None
@@ -61,10 +61,10 @@ class Preemption:
         if os.getpid() != self._pid:  # a forked child, such as a loader's worker: not its business
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        elif self.asked:
+        elif self.preempted:
             raise SystemExit(EXIT)
         else:
-            self.asked = True
+            self.preempted = True
             self._timer = threading.Timer(GRACE * 2 / 3, self._give_up_waiting)
             self._timer.daemon = True
             self._timer.start()

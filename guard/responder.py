@@ -7,6 +7,7 @@ from typing import Any
 
 from guard.actions import OTHER, STRENGTH
 from guard.bank import Bank, Rules
+from guard.errors import GuardError
 from guard.policy import engine, memory
 from guard.policy.schema import ActionSpec, Policy
 from guard.reporter import Reporter
@@ -145,10 +146,15 @@ class Responder:
         results: list[Result] = []
         self._live.incident = event.incident
         for spec in sorted(event.actions, key=lambda a: (a.action.remedy, STRENGTH.get(a.type, OTHER))):
+            result, failed = None, None
             try:
-                results.append(spec.action.apply(self._live, event.detection))
+                result = spec.action.apply(self._live, event.detection)
             except Exception as error:  # noqa: BLE001 - a plug-in that fails must not kill the run
-                self._failed(spec, error)
+                failed = error
+            if self._live.ranks.all(result is not None) and result is not None:
+                results.append(result)
+            else:
+                self._failed(spec, failed or GuardError("it failed on another rank"))
         if any(r.type in _CHANGES_COURSE for r in results):
             self.refill()
         return results

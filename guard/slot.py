@@ -23,9 +23,9 @@ class Slot:
 
     __slots__ = ("bank", "called", "loss", "optimizer", "patch", "reader", "signals")
 
-    def __init__(self, optimizer: torch.optim.Optimizer, bank: Bank) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, bank: Bank, world: int = 1) -> None:
         self.optimizer, self.bank = optimizer, bank
-        self.reader, self.signals, self.loss = GradientReader(optimizer), Signals(), LossMeter()
+        self.reader, self.signals, self.loss = GradientReader(optimizer, world), Signals(), LossMeter()
         self.patch: StepPatch
         self.called = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from guard.errors import UsageError
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 _LOOK = 0.5  # [s] between looks at a paused run's requests
 
 
-def obey(guard: Guard) -> None:
-    """Does what people have asked for since the last step. What cannot be done is refused with the reason."""
-    for request in control.take(guard.run_dir):
+def taken(guard: Guard) -> list[control.Request | str]:
+    """What people have asked for since the last step, taken out of `control/`."""
+    return list(control.take(guard.run_dir))
+
+
+def obey(guard: Guard, requests: Iterable[control.Request | str]) -> None:
+    """Does what people have asked for. What cannot be done is refused with the reason."""
+    for request in requests:
         if isinstance(request, str):
             guard.report.notice("warning", request)
             continue
@@ -28,16 +34,21 @@ def obey(guard: Guard) -> None:
 
 
 def wait_for_resume(guard: Guard) -> None:
-    """A policy has paused the run: waits for a person, for no longer than it says. Requests are obeyed meanwhile."""
+    """A policy has paused the run: waits for a person, for no longer than it says. Requests are obeyed meanwhile; of
+    several ranks, rank 0 looks and waits for all.
+    """
     live, clock, never = guard.live, guard.clock, threading.Event()
     assert live.paused_for is not None
     start, incident = clock.monotonic(), live.incident
     end = start + live.paused_for
-    while (left := end - clock.monotonic()) > 0:
-        clock.wait(never, min(_LOOK, left))
-        if guard.reachable:
-            obey(guard)
-        if live.resumed_by is not None or live.stopping or guard.mode == "observe":
+    while True:
+        left, requests = end - clock.monotonic(), []
+        if not live.ranks.rank and left > 0:
+            clock.wait(never, min(_LOOK, left))
+            requests = taken(guard) if guard.reachable else []
+        left, requests = live.ranks.broadcast((left, requests))
+        obey(guard, requests)
+        if left <= 0 or live.resumed_by is not None or live.stopping or guard.mode == "observe":
             break
     why = (
         f"resumed by {live.resumed_by}"

@@ -26,6 +26,11 @@ class Interval:
         self._next_step, self._next_time = 0, 0.0
         self._cost = 0.0
 
+    @property
+    def by_clock(self) -> bool:
+        """Only this process's clock knows when one is due."""
+        return self._every == "auto"
+
     def due(self, step: int) -> bool:
         if self._every == "auto":
             return self._clock.monotonic() >= self._next_time

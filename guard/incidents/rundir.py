@@ -57,7 +57,7 @@ class RunDir:
         path: made with mode 0700 if it does not exist.
         clock: injected.
         beat: what the heartbeat says, ``(tick, step, phase)``; read from the writer's thread.
-        rank: whose heartbeat this is.
+        rank: whose heartbeat this is. All but rank 0 write nothing else: the journal and the rest are rank 0's.
 
     Attributes:
         segment: how often the run had been resumed before; a column of signals.csv.
@@ -85,8 +85,9 @@ class RunDir:
         self._alive_at = clock.monotonic()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lease.take()
-            self.seq = self._open()
+            if not rank:
+                self._lease.take()
+                self.seq = self._open()
         except OSError as error:
             self.complain(
                 "rundir", f"cannot write to {path} ({_reason(error)}); training goes on, incidents are kept in memory"
@@ -103,6 +104,8 @@ class RunDir:
         """
         entry = {"v": journal.VERSION, "seq": self.seq, "time": self.clock.time(), **entry}
         self.seq += 1
+        if self.rank:
+            return entry
         job = _Job(journal.encode(entry), durable)
         self._jobs.put(job)
         if not self._stalled and not job.done.wait(_PATIENCE_DURABLE if durable else _PATIENCE):
@@ -111,13 +114,13 @@ class RunDir:
         return entry
 
     def requested(self) -> bool:
-        """Something changed in `control/` since the last call.
+        """Something changed in `control/` since the last call; never, on other ranks than 0.
 
         Asks the disk only if it answered a moment ago, and at most every hundredth of a second: a system call is not
         free, and a person does not notice.
         """
         now = self.clock.monotonic()
-        if now < self._ask_at:
+        if now < self._ask_at or self.rank:
             return False
         self._ask_at = now + _ASK
         if not self.answers:
@@ -138,6 +141,8 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file whole (temporary name, then rename); a failure is said once."""
+        if self.rank:
+            return
         try:
             temporary = self.path / f".{name}.tmp"
             temporary.write_text(text, encoding="utf-8")
@@ -155,6 +160,8 @@ class RunDir:
         Args:
             rows: the last ones before `tick`; those that had not been written when the process ended are added.
         """
+        if self.rank:
+            return
         path = self.path / "signals.csv"
         try:
             header, *lines = path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
@@ -265,13 +272,13 @@ class RunDir:
         if self._pending:
             self._flush_pending()
         rows = [self.rows.popleft() for _ in range(len(self.rows))]
-        if rows:
+        if rows and not self.rank:
             self._attempt("signals.csv", lambda: self._append_signals(rows))
         beat = self._beat()
         if beat != self._last_beat:
             self._last_beat = beat
             self._attempt("heartbeat", lambda: self._write_beat(beat))
-        if not last and self.clock.monotonic() - self._last_lease > _LEASE / 3:
+        if not last and not self.rank and self.clock.monotonic() - self._last_lease > _LEASE / 3:
             self._last_lease = self.clock.monotonic()
             self._attempt("owner.json", self._lease.renew)
         self._alive_at = self.clock.monotonic()

@@ -73,6 +73,14 @@ class Ranks:
         ranks._where = ranks.gather((platform.node(), os.getpid()))
         return ranks
 
+    def another_group(self) -> Any:
+        """A gloo group of all ranks for one other use; None if there is only one. All ranks call it."""
+        if self.world == 1:
+            return None
+        import torch.distributed as dist
+
+        return dist.new_group(backend="gloo")
+
     def close(self) -> None:
         """Lets go of the process group. Asks nobody; afterwards this rank can ask nobody any more."""
         if self._group is not None:
