@@ -1,7 +1,7 @@
 """DistributedDataParallel: every rank holds the whole model and reads its own part of the data.
 
 torchrun --nproc-per-node 2 examples/ddp.py
-guard status runs/ddp
+guard checkpoints runs/*
 """
 
 import os
@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import guard
 
 STEPS = 200
+# Killed and started again with the same GUARD_RUN_DIR, it goes on from the newest of these.
+POLICY = {"version": 1, "extends": "default", "checkpoints": {"every": "50 steps", "disk": {"every": "50 steps"}}}
+
 cuda = torch.cuda.is_available()
 dist.init_process_group("nccl" if cuda else "gloo")  # torchrun says who and where
 rank = dist.get_rank()
@@ -31,8 +34,8 @@ net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
 model = nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-# On all ranks, after the process group and the wrapper; the run directory is the same for all of them.
-with guard.attach(model, optimizer, run_dir=os.environ.get("GUARD_RUN_DIR", "runs/ddp"), resume="never") as g:
+# On all ranks, after the process group and the wrapper; rank 0 says where the run directory is.
+with guard.attach(model, optimizer, policy=POLICY) as g:
     for inputs, targets in g.batches(loader, steps=STEPS):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))

@@ -1,7 +1,7 @@
 """FSDP2: parameters, gradients and optimizer state are sharded over the ranks.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
-guard status runs/fsdp2
+guard checkpoints runs/*
 """
 
 import os
@@ -16,6 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import guard
 
 STEPS = 200
+# Killed and started again with the same GUARD_RUN_DIR, it goes on from the newest of these.
+POLICY = {"version": 1, "extends": "default", "checkpoints": {"every": "50 steps", "disk": {"every": "50 steps"}}}
+
 cuda = torch.cuda.is_available()
 dist.init_process_group("nccl" if cuda else "gloo")  # torchrun says who and where
 rank = dist.get_rank()
@@ -39,9 +42,9 @@ for block in model:
 fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # after sharding: it holds the shards
 
-# On all ranks, after sharding; the run directory is the same for all of them. Each reads its own shards of the
-# gradients, and the norm is that of all of them together.
-with guard.attach(model, optimizer, run_dir=os.environ.get("GUARD_RUN_DIR", "runs/fsdp2"), resume="never") as g:
+# On all ranks, after sharding; rank 0 says where the run directory is. Each reads its own shards of the gradients, and
+# the norm is that of all of them together.
+with guard.attach(model, optimizer, policy=POLICY) as g:
     for inputs, targets in g.batches(loader, steps=STEPS):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,40 @@ def test_kill_9_of_a_rank_at_thirty_moments(tmp_path: Path, seed: int) -> None:
     found, _ = end_after_kills(tmp_path / "run", 3, seed, 200)
     assert found["weights"] == whole["weights"]
     assert without_gap_or_duplicate(tmp_path / "run", 200)
+
+
+def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        *map(str, arguments),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_what_a_dead_rank_has_ended(tmp_path: Path) -> None:
+    whole = agree(run(guarded.saves, str(tmp_path / "whole"), "ddp", -1, 60))
+    program = Path(__file__).with_name("elastic.py")
+    done = torchrun("--max-restarts=1", program, tmp_path / "run", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert 0 < found["began"] < 33
+    assert found["weights"] == whole["weights"]
+    assert without_gap_or_duplicate(tmp_path / "run", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("GUARD_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("SLACK_BOT_TOKEN", raising=False)
+    done = torchrun(Path(__file__).parents[2] / "examples" / f"{name}.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step  200" in done.stdout
+    assert manifest.listing(tmp_path / "run" / "checkpoints").checkpoints
+    entries = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    assert [e["kind"] for e in entries if e["kind"] != "notice"] == ["run_started", "run_finished"]
