@@ -167,8 +167,10 @@ class Boundary:
                 self._live.ring.restart(snapshot)
 
     def checkpoint_now(self) -> None:
-        """A snapshot is taken at the next boundary."""
-        self._interval.now()
+        """A snapshot is taken at the next boundary, and written to disk if there is one for that."""
+        self._live.wants_snapshot = True
+        if self.durable is not None:
+            self.durable.now()
 
     def keep_best(self, loss: float) -> None:
         """Keeps the state of now if `loss` is the lowest validation loss so far. Of several ranks, all call it."""

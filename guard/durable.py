@@ -48,7 +48,7 @@ class Durable:
         )
         self._interval = DiskInterval(disk.every, clock)
         self._saved: Snapshot | None = None  # the last one that was given to the store
-        self._failing = ""  # why, if the last save failed
+        self._failing = False  # the last save did, and that was said
         self._said: set[str] = set()
         live.ring.dropped, live.ring.promoted, live.ring.rewound = self._recycle, self._promoted, self._rewound
 
@@ -56,6 +56,10 @@ class Durable:
     def due(self) -> bool:
         """A checkpoint is to be written, by this process's clock."""
         return self._interval.due(self._live.step)
+
+    def now(self) -> None:
+        """A checkpoint is to be written at once."""
+        self._interval.now()
 
     def save(self, snapshot: Snapshot) -> None:
         """Begins to write `snapshot`, if that has not been done."""
@@ -79,13 +83,13 @@ class Durable:
         for outcome in self.store.outcomes():
             if outcome.seconds:
                 self._interval.took(outcome.seconds)
-            if outcome.kind == "failed" and outcome.reason != self._failing:
-                self._failing = outcome.reason
+            if outcome.kind == "failed" and not self._failing:
+                self._failing = True
                 self._report.trouble(
                     "checkpoint_failed", f"{outcome.reason}; training goes on, older checkpoints stay", "disk"
                 )
             elif outcome.kind == "saved":
-                self._failing = ""
+                self._failing = False
                 self._say_once(outcome.left_out)
 
     def load(self, folder: Path | None = None) -> Loading:

@@ -20,7 +20,7 @@ from guard.checkpoints import Snapshot, Stateful
 from guard.clock import Clock
 from guard.durable import Durable
 from guard.errors import GuardError, RankLostError, TrainingStopped, UsageError
-from guard.incidents import IncidentLog
+from guard.incidents import IncidentLog, control
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
 from guard.preemption import GRACE, Preemption
@@ -491,6 +491,12 @@ class Guard:
         """An earlier process of this run left no checkpoint: it begins at tick 0 once more."""
         self._files.cut_signals(0)
 
+    def _checkpoint_asked(self) -> None:
+        """A signal asked for a checkpoint: a request like any other, so that all ranks obey it."""
+        name = self.policies.checkpoints.disk.signal if self.policies.checkpoints.disk else ""
+        if not self.live.ranks.rank:
+            control.submit(self.run_dir, control.Request("checkpoint", f"signal {name}"))
+
     def take_up(self, snapshot: Snapshot) -> None:
         """Goes on from `snapshot`, which another process of this run has taken. Before the first step."""
         self._history.rows.extend(snapshot.context["rows"])
@@ -680,8 +686,8 @@ class Guard:
             self._undo.append(self._deep.stop)
         if self._acting:
             self._watch_model()
-        if self.boundary.durable is not None:
-            self.preemption = Preemption(self._preempted_late)
+        if (disk := self.policies.checkpoints.disk) is not None and self.boundary.durable is not None:
+            self.preemption = Preemption(self._preempted_late, self._checkpoint_asked, disk.signal)
 
     def _watch_model(self) -> None:
         self._watching = True

@@ -100,9 +100,10 @@ def _disk(disk: Disk | None) -> str:
     if disk is None:
         return "; none on disk"
     bound = f" in at most {show_bytes(disk.max_bytes)}" if disk.max_bytes else ""
+    asked = f"; {disk.signal} asks for one now" if disk.signal else ""
     return (
         f"; on disk in {disk.dir!r} {_every(disk.every)}, the last {disk.keep} good ones and up to {disk.keep} older "
-        f"ones{bound}"
+        f"ones{bound}{asked}"
     )
 
 

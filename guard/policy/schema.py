@@ -57,12 +57,14 @@ class Disk(Model):
         every: a whole number is steps, a float is seconds; ``auto``: as often as 0.5 % of the run's time allows.
         keep: the newest good ones; up to as many older ones, ever further apart, are kept as well.
         max_bytes: what all of them may take; None: no bound.
+        signal: one that asks for a checkpoint now; None: none does, because others may use it.
     """
 
     dir: NonEmpty = "checkpoints"
     every: Interval = 1800.0
     keep: Positive = 3
     max_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    signal: Literal["SIGUSR1", "SIGUSR2", "SIGHUP"] | None = None
 
     @model_validator(mode="after")
     def _positive(self) -> Disk:

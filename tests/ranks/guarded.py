@@ -21,7 +21,7 @@ from guard.errors import GuardError
 from guard.guard import Guard
 from guard.signals.gradients import is_sharded
 
-Wrap = Literal["ddp", "fsdp"]
+Wrap = Literal["ddp", "unused", "fsdp", "mixed", "offload"]
 Fault = tuple[int, int, str]  # rank, micro-batch, what
 
 CHECKPOINTS = {"every": "5 steps", "probation": "2 steps"}
@@ -36,23 +36,46 @@ def rules(*policies: dict[str, Any], **checkpoints: Any) -> dict[str, Any]:
     return {"version": 1, "checkpoints": {**CHECKPOINTS, **checkpoints}, "policies": list(policies) or [REPLAY]}
 
 
+class WithUnused(nn.Module):
+    """Half of its parameters take turns in having no gradient."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.heads, self.calls = net, nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]), 0
+        self.register_buffer("turn", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.turn += 1
+        return self.heads[int(self.turn) % 2](self.net(x))  # type: ignore[no-any-return]
+
+
+def sharded(net: nn.Module, wrap: Wrap, world: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    more: dict[str, Any] = {"mesh": init_device_mesh("cpu", (world,))}
+    if wrap == "mixed":
+        more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if wrap == "offload":
+        more["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    for layer in (net[0], net[4]):  # type: ignore[index]
+        fully_shard(layer, **more)
+    return fully_shard(net, **more)
+
+
 class Rank:
     """One rank of a run: a model with dropout, momentum, a schedule; every rank has its own batches."""
 
-    def __init__(self, rank: int, wrap: Wrap = "ddp", *, sparse: bool = False) -> None:
+    def __init__(self, rank: int, wrap: Wrap = "ddp") -> None:
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+        net: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
         self.rank, self.world = rank, dist.get_world_size()
-        if wrap == "ddp":
-            self.model: nn.Module = nn.parallel.DistributedDataParallel(net, find_unused_parameters=sparse)
+        if wrap == "unused":
+            net = WithUnused(net)
+        if wrap in ("ddp", "unused"):
+            self.model: nn.Module = nn.parallel.DistributedDataParallel(net, find_unused_parameters=wrap == "unused")
         else:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh("cpu", (self.world,))
-            for layer in (net[0], net[4]):
-                fully_shard(layer, mesh=mesh)
-            self.model = fully_shard(net, mesh=mesh)
+            self.model = sharded(net, wrap, self.world)
         torch.manual_seed(100 + rank)
         random.seed(rank)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
@@ -289,3 +312,24 @@ def dies(rank: int, folder: str, steps: int, victim: int, batches: int, files: i
     except (RuntimeError, GuardError):  # the other one is gone
         return None
     return one.answer()
+
+
+def flips(rank: int, folder: str, remedy: str) -> dict[str, Any]:
+    """A bit of one of rank 1's weights flips; ranks compare their parameters every four ticks."""
+    policy = {
+        "name": "replicas",
+        "severity": "critical",
+        "trigger": {"type": "replica_divergence", "every": 4},
+        "attempts": [[{"type": remedy}]],
+    }
+    one = Rank(rank).attach(Path(folder), rules(policy))
+    messages = []
+    for x, y in one.guard.batches(one.batch, steps=40):
+        if rank == 1 and one.guard.tick == 21:
+            weight = one.model.module[4].weight  # type: ignore[union-attr,index]
+            weight.detach().view(torch.int32).view(-1)[3] ^= 1 << 12
+        one.optimizer.zero_grad()
+        one.guard.backward(F.cross_entropy(one.model(x), y))
+        one.optimizer.step()
+    messages = [i.evidence["detection"]["message"] for i in one.guard.incidents]
+    return {**one.answer(), "messages": messages}

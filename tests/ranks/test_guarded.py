@@ -28,8 +28,18 @@ def agree(answers: Answers) -> dict[str, Any]:
     return first
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    ("wrap", "what"),
+    [
+        ("ddp", "loss"),
+        ("ddp", "gradient"),
+        ("fsdp", "loss"),
+        ("fsdp", "gradient"),
+        ("unused", "loss"),
+        ("mixed", "gradient"),
+        ("offload", "gradient"),
+    ],
+)
 def test_a_transient_fault_of_one_rank_leaves_no_trace(tmp_path: Path, wrap: str, what: str) -> None:
     whole = agree(run(guarded.run, str(tmp_path / "whole"), wrap, []))
     assert whole["incidents"] == []
@@ -199,3 +209,12 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str)
     assert manifest.listing(tmp_path / "run" / "checkpoints").checkpoints
     entries = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     assert [e["kind"] for e in entries if e["kind"] != "notice"] == ["run_started", "run_finished"]
+
+
+@pytest.mark.parametrize(("remedy", "world"), [("rebroadcast", 3), ("rebroadcast", 2), ("rollback", 2)])
+def test_replicas_that_drift_apart_are_brought_together(tmp_path: Path, remedy: str, world: int) -> None:
+    found = run(guarded.flips, str(tmp_path), remedy, world=world)
+    assert agree(found)["incidents"][0]["actions"] == [[remedy]]
+    assert all(answer["mine"] == found[0]["mine"] for answer in found)
+    assert ("rank 1" if world > 2 else "no majority") in found[0]["messages"][0]
+    assert "4.weight" in found[0]["messages"][0]

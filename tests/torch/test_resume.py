@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 import guard
+from guard.checkpoints import manifest
 from guard.errors import ChangedModelError, RunDirError
 from guard.guard import Guard
 from guard.incidents import read_journal
@@ -42,14 +45,22 @@ class Process:
             self.model, self.optimizer, policy=rules, run_dir=run_dir, receivers=[], **arguments
         )
 
-    def go(self, steps: int, *, until: int | None = None, term: int = -1, nan: tuple[int, ...] = ()) -> Process:
-        """Trains to `steps`, or is lost before step `until`, or told to end in step `term`; the batches of `nan` are
-        bad."""
+    def go(
+        self,
+        steps: int,
+        *,
+        until: int | None = None,
+        term: int = -1,
+        nan: tuple[int, ...] = (),
+        number: int = signal.SIGTERM,
+    ) -> Process:
+        """Trains to `steps`, or is lost before step `until`, or sends itself signal `number` in step `term`; the
+        batches of `nan` are bad."""
         for x, y in self.guard.batches(lambda i: batch(i, bad=i in nan), steps=steps):
             if self.guard.step == until:
                 break
             if self.guard.step == term:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
             self.optimizer.zero_grad()
             self.guard.backward(F.cross_entropy(self.model(x), y))
             self.optimizer.step()
@@ -253,6 +264,69 @@ def test_a_handler_of_before_has_the_last_word(tmp_path: Path) -> None:
     assert second.guard.step == 13
     whole = Process(tmp_path.with_name("whole")).go(40).close()
     assert equal(second.go(40).close().weights, whole.weights)
+
+
+def test_a_signal_asks_for_a_checkpoint(tmp_path: Path) -> None:
+    rules = policy(SKIP, every="1000 steps", disk={"every": "1000 steps", "signal": "SIGUSR1"})
+    before = signal.getsignal(signal.SIGUSR1)
+    process = Process(tmp_path, rules)
+    process.guard._files.requested = lambda: True  # type: ignore[method-assign]  # whatever the time
+    process.go(20, term=9, number=signal.SIGUSR1)
+    process.close()
+    assert [c.manifest.step for c in manifest.listing(tmp_path / "checkpoints").checkpoints] == [10]
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert "request" in kinds(tmp_path)
+
+
+TROUBLE = {
+    "full": ("write", OSError(errno.ENOSPC, "No space left on device")),
+    "read-only": ("open", OSError(errno.EROFS, "Read-only file system")),
+    "broken": ("fsync", OSError(errno.EIO, "Input/output error")),
+}
+
+
+@pytest.mark.parametrize("what", TROUBLE)
+def test_a_disk_that_fails_never_stops_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    name, error = TROUBLE[what]
+    healthy = Process(tmp_path / "healthy").go(30).close()
+    process = Process(tmp_path / "run")
+    store = process.guard.boundary.durable.store  # type: ignore[union-attr]
+    real = getattr(os, name)
+
+    def failing(*arguments: Any, **more: Any) -> Any:
+        if threading.current_thread() is store._thread:
+            raise error
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(os, name, failing)
+    monkeypatch.setattr(os, "fsync", failing if name == "fsync" else os.fsync)
+    process.go(30).close()
+    assert equal(process.weights, healthy.weights)
+    if process.guard.incidents:  # a file may be written without this very call
+        (incident,) = process.guard.incidents
+        assert incident.detector == "checkpoint_failed"
+        assert "training goes on" in incident.evidence["detection"]["message"]
+
+
+def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
+    process = Process(tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    durable = process.guard.boundary.durable
+    assert durable is not None
+    for x, y in process.guard.batches(batch, steps=60):
+        if process.guard.step == 12:
+            assert durable.store.wait(30)
+            folder.rename(tmp_path / "elsewhere")
+        if process.guard.step == 30:
+            assert durable.store.wait(30)
+            (tmp_path / "elsewhere").rename(folder)
+        process.optimizer.zero_grad()
+        process.guard.backward(F.cross_entropy(process.model(x), y))
+        process.optimizer.step()
+    process.close()
+    assert process.guard.step == 60
+    assert [i.detector for i in process.guard.incidents] == ["checkpoint_failed"]
+    assert max(c.manifest.step for c in manifest.listing(folder).checkpoints) > 30
 
 
 def killed(folder: Path, kills: int, kind: str) -> dict[str, Any]:
