@@ -13,30 +13,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from guard import patching, wheel
+from guard import ending, patching, wheel
 from guard.bank import Bank, Rules
 from guard.boundary import Boundary
-from guard.checkpoints import Snapshot, Stateful
+from guard.checkpoints import Stateful
 from guard.clock import Clock
 from guard.durable import Durable
-from guard.errors import GuardError, RankLostError, TrainingStopped, UsageError
-from guard.incidents import IncidentLog, control
+from guard.errors import GuardError, RankLostError, TrainingStopped
+from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
-from guard.preemption import GRACE, Preemption
+from guard.preemption import Preemption
 from guard.ranks import Ranks
 from guard.reporter import Reporter
 from guard.responder import Responder
 from guard.run.errands import Errands
-from guard.run.feed import Feed
 from guard.run.iteration import Iteration
 from guard.run.live import LiveRun
 from guard.signals import Deep, GuessMeter, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
+from guard.supply import Supply
 from guard.together import Together
 from guard.types import Incident, Mode, Signals
-
-_FLUSH = 0.2  # [s] of `close` that are left for the disk
 
 
 class Guard:
@@ -52,6 +50,11 @@ class Guard:
         boundary: what happens between two iterations.
         resumed_from: name of the checkpoint on disk that the run went on from; None: it began at its beginning.
         refused: ``(name, why)`` of checkpoints that could not be used.
+        supply: hands out the batches.
+        together: agrees with the other ranks; None: there are none.
+        files, history: where the run is journaled, and its recent ticks.
+        doing: for the heartbeat: start, data, step, paused, end, or what the loop says.
+        closed, pid: it has ended; the process it belongs to.
         preemption: listens for SIGTERM where checkpoints go to disk; else None.
     """
 
@@ -75,7 +78,7 @@ class Guard:
         if scaler is not None:
             others["scaler"] = scaler
         others |= extra
-        rules, self._history = Rules(policies), History()
+        rules, self.history = Rules(policies), History()
         self.policy_names = [p.name for p in rules.policies]
         self.live = LiveRun(
             model,
@@ -83,7 +86,7 @@ class Guard:
             others,
             scaler=scaler,
             checkpoints=policies.checkpoints,
-            usual_grad_norm=self._history.typical_grad_norm,
+            usual_grad_norm=self.history.typical_grad_norm,
         )
         self.live.ranks = ranks
         self._slots = [Slot(o, rules.bank(curves=len(optimizers) == 1), ranks.world) for o in optimizers]
@@ -91,12 +94,12 @@ class Guard:
         replicas_every = needs.pop("replicas", None)
         self._deep = Deep(model, patching.entry_modules(model), optimizers, needs, clock) if needs else None
         self._clock_slot = self._slots[0]
-        self._phase = "start"
-        self._files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self._phase), ranks.rank)
-        self.report = Reporter(self._files, lambda: (self.live.tick, self.live.step), earlier)
+        self.doing = "start"
+        self.files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self.doing), ranks.rank)
+        self.report = Reporter(self.files, lambda: (self.live.tick, self.live.step), earlier)
         banks = [slot.bank for slot in self._slots]
         self.responder = Responder(
-            rules, self.live, self.report, banks, self._history, mode=mode, opened=len(earlier.incidents)
+            rules, self.live, self.report, banks, self.history, mode=mode, opened=len(earlier.incidents)
         )
         disk = policies.checkpoints.disk if mode == "enforce" else None
         self.boundary = Boundary(
@@ -111,10 +114,8 @@ class Guard:
         )
         self.resumed_from: str | None = None
         self.refused: list[tuple[str, str]] = []
-        self._pass_to_take_up = 0  # passes over the data before that one were done by an earlier process
-        self._taking_up = False  # until the first boundary
         self.preemption: Preemption | None = None
-        self._together = Together(self, ranks, replicas_every) if ranks.world > 1 else None
+        self.together = Together(self, ranks, replicas_every) if ranks.world > 1 else None
         self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
         if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
@@ -123,12 +124,12 @@ class Guard:
         self._guess: GuessMeter | None = None
         self._boundary_due = True  # the next training forward pass begins an iteration
         self._lenient = False  # so does one in eval mode
-        self._window_open = self._ticked = False
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
         self._listening = True
         self._leaving = self._scaler_disagrees = False
-        self._closed = False
-        self._pid = os.getpid()
+        self.closed = False
+        self.pid = os.getpid()
+        self.supply = Supply(self)
         self._undo: list[Callable[[], None]] = []
         self._watching = False
         self.on_close: list[Callable[[float], object]] = []  # the courier's end
@@ -151,28 +152,7 @@ class Guard:
         Raises:
             UsageError: `source` is of no such kind, or a callable comes without `steps`.
         """
-        feed = self._open_feed(source, steps, accumulate)
-        if feed is None:
-            return
-        try:
-            while True:
-                if feed.at_window_start and not self._begin_window(feed, steps):
-                    return
-                self._phase = "data"
-                try:
-                    batch = feed.read()
-                except StopIteration:
-                    if self._verify_end():
-                        return
-                    continue
-                self._phase = "step"
-                if self.live.iteration is not None:
-                    self.live.iteration.keep((self.live.tick, self.live.position), batch)
-                if self._deep is not None:
-                    self._deep.saw(batch)
-                yield batch
-        finally:
-            feed.release()
+        return self.supply.serve(source, steps, accumulate)
 
     def autocast(
         self,
@@ -209,21 +189,21 @@ class Guard:
 
     def log(self, **metrics: float) -> None:
         """Numbers that detectors can use, e.g. ``val_loss``. The state of the lowest `val_loss` is kept as *best*."""
-        if self._taking_up:
+        if self.supply.taking_up:
             return  # of a pass that an earlier process has made
         values = {k: float(v) for k, v in metrics.items()}
         self._metrics = {**(self._metrics or {}), **values}
-        if self._together is None:  # else once all ranks have said what they logged
+        if self.together is None:  # else once all ranks have said what they logged
             self.boundary.keep_best(values.get("val_loss", math.nan))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Says what the run does meanwhile (``eval``, ``checkpoint``), for the heartbeat."""
-        before, self._phase = self._phase, name
+        before, self.doing = self.doing, name
         try:
             yield
         finally:
-            self._phase = before
+            self.doing = before
 
     # ---- what it knows
 
@@ -248,15 +228,25 @@ class Guard:
     @property
     def signals(self) -> list[Row]:
         """Recent ticks: (tick, step, loss, grad_norm, lr, lr_effective, loss_scale)."""
-        return list(self._history.rows)
+        return list(self.history.rows)
 
     @property
     def mode(self) -> Mode:
         return self.responder.mode
 
+    @property
+    def acting(self) -> bool:
+        """It may change the run."""
+        return self.responder.acting
+
+    @property
+    def attached(self) -> bool:
+        """It has not let go of the run."""
+        return bool(self._undo)
+
     def summary(self) -> dict[str, Any]:
         """The run so far in a few numbers."""
-        losses = [row[2] for row in self._history.rows if math.isfinite(row[2])]
+        losses = [row[2] for row in self.history.rows if math.isfinite(row[2])]
         return {
             "steps": self.step,
             "ticks": self.tick,
@@ -278,8 +268,8 @@ class Guard:
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            self._give_up(error)
-            accepted = not self._acting or careful_norm(slot.reader.gradients()) < math.inf
+            self.give_up(error)
+            accepted = not self.acting or careful_norm(slot.reader.gradients()) < math.inf
             if not accepted:
                 self.live.leave_out()  # the gate holds to the last
             return self._update(slot, closure, result) if accepted else result
@@ -289,13 +279,13 @@ class Guard:
         self._end_tick(slot, s)
         return result
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         """The guard itself failed: it says so and lets go of the run, which goes on unguarded; on all ranks."""
         if not self._leaving:
             self.report.failure("the guard itself", error)
-        if self._together is not None and not self._together.asked:
-            self._together.leave()
-        if self._together is None or self._together.agreed.leaving:
+        if self.together is not None and not self.together.asked:
+            self.together.leave()
+        if self.together is None or self.together.agreed.leaving:
             self.detach()
         else:
             self._leaving = True  # the others wait for this rank's word in the next tick
@@ -314,7 +304,7 @@ class Guard:
         Args:
             overflow: the loss scaler left the step out; None: as the optimizer knows.
         """
-        together = self._together
+        together = self.together
         if together is not None:
             together.asked = False
             if self._leaving:
@@ -348,19 +338,19 @@ class Guard:
         live.left_out = self._is_discarded(slot)
         if live.left_out:
             return False
-        if self._together is not None and self._together.agreed.leaving:
-            raise GuardError(f"the guard of rank {self._together.agreed.leaving[0]} has let go of the run")
+        if self.together is not None and self.together.agreed.leaving:
+            raise GuardError(f"the guard of rank {self.together.agreed.leaving[0]} has let go of the run")
         hits = bank.flagged = bank.score(s)
         if hits or live.tick >= self.responder.due:
             self.responder.respond(hits, self._where_nonfinite(s))
             self._discarded = {slot}
         if bank.failed:
             self._report_failures(bank)
-        if self._together is None and self._files.requested():
+        if self.together is None and self.files.requested():
             wheel.obey(self, wheel.taken(self))
         if live.paused_for is not None:
             self._pause()
-        if not s.grad_norm < math.inf and not live.left_out and self._acting and not (s.overflow and _harmless(s)):
+        if not s.grad_norm < math.inf and not live.left_out and self.acting and not (s.overflow and _harmless(s)):
             live.leave_out()  # the gate: whatever the policies say
             self.report.gated(s.grad_norm)
         if self._scaler_disagrees and not live.left_out:
@@ -403,8 +393,8 @@ class Guard:
         if live.scales_lr:
             s.lr_effective = live.effective_lr(s.lr)  # an action of this very tick may have changed it
         row = (s.tick, s.step, s.loss, s.grad_norm, s.lr, s.lr_effective, s.loss_scale)
-        self._history.rows.append(row)
-        self._files.rows.append(row)
+        self.history.rows.append(row)
+        self.files.rows.append(row)
         if self.responder.unclean:
             self.responder.unclean = False
             live.ring.count_unclean()
@@ -418,10 +408,10 @@ class Guard:
         if live.ends_override and (ended := live.expire()):
             self.report.notice("info", ended)
         if live.errands.done:
-            self._report_errands()
-        if self._boundary_due and live.feed is None and self._acting and not self._lenient:
+            self.report_errands()
+        if self._boundary_due and live.feed is None and self.acting and not self._lenient:
             self._look_deeper()
-        self._boundary_due = self._ticked = True
+        self._boundary_due = self.supply.ticked = True
 
     def _look_deeper(self) -> None:
         """An iteration passed without a training forward pass of the model: its parts are called, or it is in
@@ -434,79 +424,28 @@ class Guard:
 
     # ---- iteration boundaries
 
-    def _begin_window(self, feed: Feed, steps: int | None) -> bool:
-        """At the start of a window of `batches`; False once `steps` steps are done and verified."""
-        live = self.live
-        while True:
-            if self._window_open and not self._ticked:
-                live.step += 1  # the loop left this step out by itself
-            self._window_open = self._ticked = self._boundary_due = False
-            self._boundary()
-            if feed.skipped:
-                with contextlib.suppress(StopIteration):
-                    live.step += feed.pass_over()
-            if steps is None or live.step < steps:
-                self._window_open = True
-                return True
-            if self._verify_end():
-                return False
-
-    def _boundary(self) -> None:
+    def cross_boundary(self) -> None:
         """Between two iterations: restores again after a rollback, takes a snapshot if one is due."""
         if not self._undo:
             return  # detached: the guard has let go of the run
-        self._taking_up = False
+        self._boundary_due = self.supply.taking_up = False
         try:
             self.boundary.cross()
-            if self.preemption is not None and (self._together or self.preemption).preempted:
-                self._end_preempted(self.preemption)
+            if self.preemption is not None and (self.together or self.preemption).preempted:
+                ending.end_preempted(self, self.preemption)
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            self._give_up(error)
+            self.give_up(error)
 
-    def _verify_end(self) -> bool:
+    def saw(self, batch: Any) -> None:
+        """The loop gets `batch` now."""
+        if self._deep is not None:
+            self._deep.saw(batch)
+
+    def verify_end(self) -> bool:
+        """The loop is about to end: is its state sound? False: it was rolled back, go on."""
         return not self._undo or self.boundary.verify()
-
-    def _end_preempted(self, preemption: Preemption) -> None:
-        """The machine is taken away: the state of now is written, and the process ends."""
-        self.close(preempted=True)
-        preemption.end()
-
-    def _save_preempted(self) -> None:
-        saved = self.boundary.save_last(GRACE / 2)
-        self.report.write("preempted", durable=True, checkpoint=saved)
-
-    def _preempted_late(self) -> None:
-        """No boundary came in time (a long evaluation, a hang): the last snapshot in memory is what there is."""
-        if self._together is not None:
-            return  # it takes all ranks to write one
-        durable, snapshot = self.boundary.durable, self.live.ring.candidate or self.live.ring.newest()
-        saved = durable is not None and snapshot is not None and durable.save_last(snapshot, GRACE / 3)
-        self.report.write(
-            "preempted", durable=True, checkpoint=f"step-{snapshot.step}" if saved and snapshot is not None else None
-        )
-
-    def begin_again(self) -> None:
-        """An earlier process of this run left no checkpoint: it begins at tick 0 once more."""
-        self._files.cut_signals(0)
-
-    def _checkpoint_asked(self) -> None:
-        """A signal asked for a checkpoint: a request like any other, so that all ranks obey it."""
-        name = self.policies.checkpoints.disk.signal if self.policies.checkpoints.disk else ""
-        if not self.live.ranks.rank:
-            control.submit(self.run_dir, control.Request("checkpoint", f"signal {name}"))
-
-    def take_up(self, snapshot: Snapshot) -> None:
-        """Goes on from `snapshot`, which another process of this run has taken. Before the first step."""
-        self._history.rows.extend(snapshot.context["rows"])
-        self._history.flagged.extend(snapshot.context["flagged"])
-        self.live.resume(snapshot)
-        self.boundary.take_up(snapshot)
-        self._files.cut_signals(snapshot.tick, snapshot.context["rows"])
-        self._pass_to_take_up = snapshot.context["place"].pass_number
-        self._taking_up = True
-        self.resumed_from = f"step-{snapshot.step}"
 
     # ---- patches call these
 
@@ -515,8 +454,8 @@ class Guard:
         if self._boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
             self._boundary_due = False
             if self.live.feed is None:
-                self._phase = "step"
-                self._boundary()
+                self.doing = "step"
+                self.cross_boundary()
         return self.live.precision.before_forward(module, args)
 
     def after_forward(self) -> None:
@@ -543,7 +482,7 @@ class Guard:
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            self._give_up(error)
+            self.give_up(error)
 
     def scaler_update(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """`scaler.update`, frozen while the precision is overridden."""
@@ -583,17 +522,17 @@ class Guard:
     @property
     def reachable(self) -> bool:
         """A person's requests can be read: the disk answers."""
-        return self._files.answers
+        return self.files.answers
 
     @property
     def asked_for(self) -> bool:
         """A person has asked for something since this was last asked."""
-        return self._files.requested()
+        return self.files.requested()
 
     def set_mode(self, mode: Mode, policy: str | None) -> None:
         """Observe or enforce, for one policy or (None) for the whole run, from now on."""
         self.responder.set_mode(mode, policy)
-        if self._acting and not self._watching:
+        if self.acting and not self._watching:
             self._watch_model()
             self.boundary.history_starts = True
 
@@ -615,49 +554,14 @@ class Guard:
             crashed: the run ends because of an exception.
             preempted: it ends because the machine is taken away; a checkpoint is written first.
         """
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        self._phase = "end"
-        if preempted:
-            self._save_preempted()
-        elif self._acting and not self.live.stopping and not crashed and self._undo:
-            self._verify_close()
-        self.live.errands.close(timeout)
-        self._report_errands()
-        if not preempted:
-            self.responder.end()
-        if self.live.feed is not None:
-            self.live.feed.release()
-        if self.boundary.durable is not None:
-            self.boundary.durable.close(timeout)
-        status = "stopped" if self.live.stopping else "finished"
-        self.report.finished("preempted" if preempted else "crashed" if crashed else status, self.summary())
-        self.detach()
-        self.live.ranks.close()
-        until = self._files.clock.monotonic() + timeout
-        for end in self.on_close:
-            end(max(0.0, timeout - _FLUSH))
-        self._files.close(max(_FLUSH, until - self._files.clock.monotonic()))
-
-    def _verify_close(self) -> None:
-        """The last update is checked too; nothing that comes of it may raise here."""
-        try:
-            self._boundary()
-            self._verify_end()
-        except (TrainingStopped, RankLostError):
-            pass  # it is over anyway, and journaled
-        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            self._give_up(error)
+        if not self.closed and os.getpid() == self.pid:
+            self.closed = True
+            ending.close(self, timeout, crashed=crashed, preempted=preempted)
 
     def let_go(self) -> None:
         """The run does not begin after all: everything is put back, and the directory is free again."""
-        self._closed = True
-        self.detach()
-        if self.boundary.durable is not None:
-            self.boundary.durable.store.close(_FLUSH)
-        self.live.ranks.close()
-        self._files.close(_FLUSH)
+        self.closed = True
+        ending.let_go(self)
 
     def __enter__(self) -> Guard:
         return self
@@ -666,10 +570,6 @@ class Guard:
         self.close(crashed=kind is not None)
 
     # ---- the rest
-
-    @property
-    def _acting(self) -> bool:
-        return self.responder.acting
 
     def _install(self) -> None:
         for slot in self._slots:
@@ -684,10 +584,14 @@ class Guard:
         if self._deep is not None:
             self._deep.start()
             self._undo.append(self._deep.stop)
-        if self._acting:
+        if self.acting:
             self._watch_model()
         if (disk := self.policies.checkpoints.disk) is not None and self.boundary.durable is not None:
-            self.preemption = Preemption(self._preempted_late, self._checkpoint_asked, disk.signal)
+            self.preemption = Preemption(
+                functools.partial(ending.save_late, self),
+                functools.partial(wheel.ask_for_checkpoint, self),
+                disk.signal,
+            )
 
     def _watch_model(self) -> None:
         self._watching = True
@@ -698,48 +602,21 @@ class Guard:
         for optimizer in self.live.optimizers:
             self._undo.append(patching.watch_loading(optimizer, self))
 
-    def _open_feed(self, source: Any, steps: int | None, accumulate: int) -> Feed | None:
-        """A feed for `source`; one that goes on where it was if the same source is read again, pass by pass. None: an
-        earlier process has made this pass.
-        """
-        if steps is None and self._pass_to_take_up:
-            self._pass_to_take_up -= 1
-            return None
-        feed = self.live.feed
-        if feed is None or feed.source is not source or feed.accumulate != accumulate:
-            feed = self.live.feed = Feed(source, accumulate, on_pass=self.boundary.cross_border)
-            feed.skipped |= self.live.skipped_before
-            self.live.skipped_before = frozenset()
-            self.boundary.history_starts = True  # places in another source mean nothing here
-            if not feed.can_go_back:
-                self.report.notice(
-                    "info", "the data source can be read only once, so a rollback goes on with fresh data"
-                )
-        if steps is None:
-            if not feed.iterable:
-                raise UsageError("g.batches needs `steps` with a callable source: it has no end of its own")
-            feed.passes = (self.live.to_pass if self._taking_up else feed.pass_number) + 1
-            self.boundary.pass_begins = True
-        else:
-            feed.passes = None
-        self._window_open = False
-        return feed
-
     def _where_nonfinite(self, s: Signals) -> Mapping[str, Any]:
         if s.grad_norm < math.inf and s.loss - s.loss == 0.0:
             return {}
         names = nonfinite_names(self.live.model)
-        return self._together.where(names) if self._together is not None else {"nonfinite_gradients": names}
+        return self.together.where(names) if self.together is not None else {"nonfinite_gradients": names}
 
     def _pause(self) -> None:
         """A `pause` was done and journaled: the step waits here."""
-        before, self._phase = self._phase, "paused"
+        before, self.doing = self.doing, "paused"
         try:
             wheel.wait_for_resume(self)
         finally:
-            self._phase, self.live.paused_for = before, None
+            self.doing, self.live.paused_for = before, None
 
-    def _report_errands(self) -> None:
+    def report_errands(self) -> None:
         """Journals what came of work in the background."""
         done = self.live.errands.done
         while done:

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from guard.checkpoints import Snapshot
 from guard.errors import RunDirError
 from guard.incidents import IncidentLog
 
@@ -66,15 +67,27 @@ def go_on(guard: Guard, before: IncidentLog, resume: str, *, same_run: bool) -> 
         loading = durable.load(None if elsewhere is None else where)
         guard.refused = loading.refused
         if loading.portable is not None:
-            guard.take_up(durable.take_up(loading))
+            _take_up(guard, durable.take_up(loading))
             return open_incidents
         why = "".join(f"\n  {name}: {reason}" for name, reason in loading.refused)
     if elsewhere is not None or resume == "must":
         why = why or ("" if durable else "; the policy keeps none on disk (checkpoints.disk)")
         raise RunDirError(f"there is no sound checkpoint to go on from in {where}{why}")
     if durable is not None:
-        guard.begin_again()
+        guard.files.cut_signals(0)  # it begins at tick 0 once more
     return open_incidents
+
+
+def _take_up(guard: Guard, snapshot: Snapshot) -> None:
+    """Goes on from `snapshot`, which another process of this run has taken."""
+    context = snapshot.context
+    guard.history.rows.extend(context["rows"])
+    guard.history.flagged.extend(context["flagged"])
+    guard.live.resume(snapshot)
+    guard.boundary.take_up(snapshot)
+    guard.files.cut_signals(snapshot.tick, context["rows"])
+    guard.supply.first_pass, guard.supply.taking_up = context["place"].pass_number, True
+    guard.resumed_from = f"step-{snapshot.step}"
 
 
 def policy_change(run_dir: Path, now: str) -> str | None:

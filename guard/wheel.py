@@ -33,6 +33,13 @@ def obey(guard: Guard, requests: Iterable[control.Request | str]) -> None:
         guard.report.request(request, accepted, message)
 
 
+def ask_for_checkpoint(guard: Guard) -> None:
+    """A signal asked for one: a request like any other, so that all ranks obey it."""
+    disk = guard.policies.checkpoints.disk
+    if not guard.live.ranks.rank and disk is not None:
+        control.submit(guard.run_dir, control.Request("checkpoint", f"signal {disk.signal}"))
+
+
 def wait_for_resume(guard: Guard) -> None:
     """A policy has paused the run: waits for a person, for no longer than it says. Requests are obeyed meanwhile; of
     several ranks, rank 0 looks and waits for all.

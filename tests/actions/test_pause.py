@@ -51,13 +51,13 @@ def test_what_can_be_seen_meanwhile(start: Start) -> None:
     seen: list[object] = []
 
     def look() -> None:
-        seen.append(run.guard._files._beat()[2])
+        seen.append(run.guard.files._beat()[2])
         seen.extend(e["kind"] for e in run.journal[-2:])
 
     run.guard.clock = Night(look)
     run.go(6, calls=[4])
     assert seen == ["paused", "attempt", "memory"]
-    assert run.guard._files._beat()[2] != "paused"
+    assert run.guard.files._beat()[2] != "paused"
 
 
 def test_resume(start: Start) -> None:

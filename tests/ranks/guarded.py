@@ -205,7 +205,7 @@ def asked(rank: int, folder: str) -> list[str]:
     from guard.incidents import control
 
     one = Rank(rank).attach(Path(folder), rules())
-    one.guard._files.__class__.requested = lambda self: not self.rank  # type: ignore[method-assign]  # whatever the time
+    one.guard.files.__class__.requested = lambda self: not self.rank  # type: ignore[method-assign]  # whatever the time
     modes: list[str] = []
     for x, y in one.guard.batches(one.batch, steps=8):
         if one.guard.step == 3 and rank == 0:
