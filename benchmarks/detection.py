@@ -150,7 +150,7 @@ def watch(name: str, number: int, seed: int) -> Seen:
 
 
 def hear(g: guard.Guard, tick: int, seen: Seen) -> None:
-    for detection in g._slots[0].bank.flagged.values():
+    for detection in g.slots[0].bank.flagged.values():
         if tick < seen.at:
             seen.early.add(detection.detector)
         else:

@@ -616,7 +616,7 @@ def update(
 
 def listen(g: guard.Guard, ended: Ended) -> None:
     """What the detectors said in the tick that has just ended, whether or not a policy heard it."""
-    for slot in g._slots:
+    for slot in g.slots:
         for name in {d.detector for d in slot.bank.flagged.values()}:
             ended.spoke[name] += 1
 

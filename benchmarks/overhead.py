@@ -267,7 +267,8 @@ class Guarded(Variant):
 
     def block(self, count: int) -> list[Sample]:
         g = self.guard
-        g._install()
+        g.attachment.install()
+        g.attachment.watch_model()
         g._clock_slot.patch.real = self.bench.real_step
         backward = g.backward if self.loop_api else lambda loss: loss.backward()
         try:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from guard import ending, patching, wheel
+from guard.attachment import Attachment
 from guard.bank import Bank, Rules
 from guard.boundary import Boundary
 from guard.checkpoints import Stateful
@@ -30,7 +31,7 @@ from guard.responder import Responder
 from guard.run.errands import Errands
 from guard.run.iteration import Iteration
 from guard.run.live import LiveRun
-from guard.signals import Deep, GuessMeter, History, Row, careful_norm, nonfinite_names
+from guard.signals import Deep, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
 from guard.supply import Supply
 from guard.together import Together
@@ -50,7 +51,8 @@ class Guard:
         boundary: what happens between two iterations.
         resumed_from: name of the checkpoint on disk that the run went on from; None: it began at its beginning.
         refused: ``(name, why)`` of checkpoints that could not be used.
-        supply: hands out the batches.
+        attachment: the patches; supply: hands out the batches.
+        slots: one per optimizer; deep: looks inside the model, None if no policy asks for it.
         together: agrees with the other ranks; None: there are none.
         files, history: where the run is journaled, and its recent ticks.
         doing: for the heartbeat: start, data, step, paused, end, or what the loop says.
@@ -89,15 +91,15 @@ class Guard:
             usual_grad_norm=self.history.typical_grad_norm,
         )
         self.live.ranks = ranks
-        self._slots = [Slot(o, rules.bank(curves=len(optimizers) == 1), ranks.world) for o in optimizers]
+        self.slots = [Slot(o, rules.bank(curves=len(optimizers) == 1), ranks.world) for o in optimizers]
         needs = rules.needs()
         replicas_every = needs.pop("replicas", None)
-        self._deep = Deep(model, patching.entry_modules(model), optimizers, needs, clock) if needs else None
-        self._clock_slot = self._slots[0]
+        self.deep = Deep(model, patching.entry_modules(model), optimizers, needs, clock) if needs else None
+        self._clock_slot = self.slots[0]
         self.doing = "start"
         self.files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self.doing), ranks.rank)
         self.report = Reporter(self.files, lambda: (self.live.tick, self.live.step), earlier)
-        banks = [slot.bank for slot in self._slots]
+        banks = [slot.bank for slot in self.slots]
         self.responder = Responder(
             rules, self.live, self.report, banks, self.history, mode=mode, opened=len(earlier.incidents)
         )
@@ -121,19 +123,22 @@ class Guard:
         if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
             self.live.iteration = Iteration()
         self._metrics: dict[str, float] | None = None
-        self._guess: GuessMeter | None = None
-        self._boundary_due = True  # the next training forward pass begins an iteration
-        self._lenient = False  # so does one in eval mode
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
-        self._listening = True
         self._leaving = self._scaler_disagrees = False
         self.closed = False
         self.pid = os.getpid()
         self.supply = Supply(self)
-        self._undo: list[Callable[[], None]] = []
-        self._watching = False
         self.on_close: list[Callable[[float], object]] = []  # the courier's end
-        self._install()
+        self.attachment = Attachment(self)
+        self.attachment.install()
+        if self.acting:
+            self.attachment.watch_model()
+        if disk is not None:
+            self.preemption = Preemption(
+                functools.partial(ending.save_late, self),
+                functools.partial(wheel.ask_for_checkpoint, self),
+                disk.signal,
+            )
 
     # ---- what a training loop calls
 
@@ -176,15 +181,15 @@ class Guard:
         scaled = loss / n if n > 1 else loss
         if self.live.scaler is not None:
             scaled = self.live.scaler.scale(scaled)
-        self._listening = False
+        self.attachment.listening = False
         try:
             scaled.backward()  # type: ignore[no-untyped-call]
         finally:
-            self._listening = True
+            self.attachment.listening = True
 
     def record(self, loss: torch.Tensor | float) -> None:
         """Says what the (unscaled, undivided) loss of this micro-batch is, for loops that call backward themselves."""
-        for slot in self._slots:
+        for slot in self.slots:
             slot.loss.state(loss)
 
     def log(self, **metrics: float) -> None:
@@ -242,7 +247,7 @@ class Guard:
     @property
     def attached(self) -> bool:
         """It has not let go of the run."""
-        return bool(self._undo)
+        return self.attachment.on
 
     def summary(self) -> dict[str, Any]:
         """The run so far in a few numbers."""
@@ -258,7 +263,7 @@ class Guard:
 
     # ---- one step, exactly
 
-    def _step(self, slot: Slot, closure: Callable[[], Any] | None) -> Any:
+    def take_step(self, slot: Slot, closure: Callable[[], Any] | None) -> Any:
         """What `optimizer.step` is while the guard is attached."""
         slot.called = True
         result = None if closure is None else self._run_closure(slot, closure)
@@ -278,6 +283,18 @@ class Guard:
             slot.bank.learn(s)
         self._end_tick(slot, s)
         return result
+
+    def take_overflow(self, slot: Slot) -> None:
+        """A tick in which the loss scaler left the step out."""
+        try:
+            s = self._measure(slot, overflow=self.live.scaling)
+            if self._judge(slot, s):
+                slot.bank.learn(s)
+            self._end_tick(slot, s)
+        except (TrainingStopped, RankLostError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
+            self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
         """The guard itself failed: it says so and lets go of the run, which goes on unguarded; on all ranks."""
@@ -313,10 +330,11 @@ class Guard:
         s = slot.measure(self.live, metrics)
         if overflow is not None:
             s.overflow = overflow
-        if self._deep is not None and slot is self._clock_slot:
-            self._look_inside(self._deep, s)
-        if self._guess is not None and self._guess.end_step(s.loss_scale):
-            s.guess, self._guess = self._guess.value, None
+        if self.deep is not None and slot is self._clock_slot:
+            self._look_inside(self.deep, s)
+        guess = self.attachment.guess
+        if guess is not None and guess.end_step(s.loss_scale):
+            s.guess, self.attachment.guess = guess.value, None
         if together is not None:
             skipped = s.overflow
             together.agree(slot, s, clock=slot is self._clock_slot)
@@ -328,7 +346,7 @@ class Guard:
         try:
             s.deep = deep.collect(s.loss, s.grad_norm, s.lr_effective, self.live.grad_scale)
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            s.deep = self._deep = None
+            s.deep = self.deep = None
             deep.stop()
             self.report.failure("the look inside the model", error)
 
@@ -385,8 +403,8 @@ class Guard:
         live = self.live
         if live.left_out:
             slot.optimizer._opt_called = True  # type: ignore[attr-defined] # else schedulers warn about their order
-        if len(self._slots) > 1:
-            for other in self._slots:
+        if len(self.slots) > 1:
+            for other in self.slots:
                 other.loss.forget_heard()
         if slot is not self._clock_slot:
             return
@@ -403,32 +421,22 @@ class Guard:
         live.tick += 1
         if live.went_back is None:
             live.step += 1
-        if self._deep is not None:
-            self._deep.next_tick(live.tick, updated=not (live.left_out or live.accumulation.held or s.overflow))
+        if self.deep is not None:
+            self.deep.next_tick(live.tick, updated=not (live.left_out or live.accumulation.held or s.overflow))
         if live.ends_override and (ended := live.expire()):
             self.report.notice("info", ended)
         if live.errands.done:
             self.report_errands()
-        if self._boundary_due and live.feed is None and self.acting and not self._lenient:
-            self._look_deeper()
-        self._boundary_due = self.supply.ticked = True
-
-    def _look_deeper(self) -> None:
-        """An iteration passed without a training forward pass of the model: its parts are called, or it is in
-        eval mode.
-        """
-        self._lenient = True
-        for child in self.live.model.children():
-            for module in patching.entry_modules(child):
-                self._undo.append(patching.watch_forward(module, self))
+        self.attachment.look_deeper()
+        self.supply.ticked = True
 
     # ---- iteration boundaries
 
     def cross_boundary(self) -> None:
         """Between two iterations: restores again after a rollback, takes a snapshot if one is due."""
-        if not self._undo:
+        if not self.attachment.on:
             return  # detached: the guard has let go of the run
-        self._boundary_due = self.supply.taking_up = False
+        self.attachment.boundary_due = self.supply.taking_up = False
         try:
             self.boundary.cross()
             if self.preemption is not None and (self.together or self.preemption).preempted:
@@ -440,82 +448,12 @@ class Guard:
 
     def saw(self, batch: Any) -> None:
         """The loop gets `batch` now."""
-        if self._deep is not None:
-            self._deep.saw(batch)
+        if self.deep is not None:
+            self.deep.saw(batch)
 
     def verify_end(self) -> bool:
         """The loop is about to end: is its state sound? False: it was rolled back, go on."""
-        return not self._undo or self.boundary.verify()
-
-    # ---- patches call these
-
-    def before_forward(self, module: nn.Module, args: Any) -> Any:
-        """A forward pass begins; for a loop that only calls `attach`, a training pass is the iteration boundary."""
-        if self._boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
-            self._boundary_due = False
-            if self.live.feed is None:
-                self.doing = "step"
-                self.cross_boundary()
-        return self.live.precision.before_forward(module, args)
-
-    def after_forward(self) -> None:
-        self.live.precision.after_forward()
-
-    def scaler_step(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """`scaler.step`; on overflow it does not call `optimizer.step`, and the tick is counted here."""
-        slot = next((s for s in self._slots if s.optimizer is optimizer), None)
-        if slot is None:
-            return real(optimizer, *args, **kwargs)
-        slot.called = False
-        result = real(optimizer, *args, **kwargs)
-        if not slot.called:
-            self._overflowed(slot)
-        return result
-
-    def _overflowed(self, slot: Slot) -> None:
-        """A tick in which the loss scaler left the step out."""
-        try:
-            s = self._measure(slot, overflow=self.live.scaling)
-            if self._judge(slot, s):
-                slot.bank.learn(s)
-            self._end_tick(slot, s)
-        except (TrainingStopped, RankLostError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            self.give_up(error)
-
-    def scaler_update(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """`scaler.update`, frozen while the precision is overridden."""
-        if self.live.scaling:
-            real(*args, **kwargs)
-        else:
-            self.live.scaler._per_optimizer_states.clear()
-        if self.live.went_back is None:  # else the scaler is restored again, and then it is settled
-            self.live.loss_scale.settle()
-
-    def heard_backward(self, tensors: Any) -> None:
-        """Somebody called backward: in a loop that only calls `attach`, this is where the loss shows."""
-        if self._listening:
-            for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
-                if tensor.numel() == 1:
-                    for slot in self._slots:
-                        slot.loss.hear(tensor)
-
-    def _look_at_targets(self, tensors: Any) -> None:
-        """Somebody is about to call backward: in the first steps, what would a guess that knows nothing lose?"""
-        if self._guess is not None:
-            for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
-                self._guess.look(tensor)
-
-    def reloading(self) -> None:
-        """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is
-        restored.
-        """
-        self.live.boundary()
-
-    def reloaded(self) -> None:
-        """Weights or optimizer state were loaded: what was kept belongs to another history."""
-        self.boundary.history_starts = True
+        return not self.attachment.on or self.boundary.verify()
 
     # ---- a person takes the wheel (guard.wheel)
 
@@ -532,17 +470,15 @@ class Guard:
     def set_mode(self, mode: Mode, policy: str | None) -> None:
         """Observe or enforce, for one policy or (None) for the whole run, from now on."""
         self.responder.set_mode(mode, policy)
-        if self.acting and not self._watching:
-            self._watch_model()
+        if self.acting and not self.attachment.watching:
+            self.attachment.watch_model()
             self.boundary.history_starts = True
 
     # ---- coming and going
 
     def detach(self) -> None:
         """Puts everything back as it was; the guard sees no further step."""
-        self.live.precision.release()
-        while self._undo:
-            self._undo.pop()()
+        self.attachment.undo()
         if self.preemption is not None:
             self.preemption.release()
 
@@ -570,37 +506,6 @@ class Guard:
         self.close(crashed=kind is not None)
 
     # ---- the rest
-
-    def _install(self) -> None:
-        for slot in self._slots:
-            slot.patch = patching.StepPatch(slot.optimizer, functools.partial(self._step, slot))
-            self._undo.append(slot.patch.undo)
-        if self.live.scaler is not None:
-            self._undo.append(patching.watch_scaler(self.live.scaler, self))
-        self._undo.append(patching.listen_to_backward(self.heard_backward))
-        if len(self._slots) == 1:
-            self._guess = GuessMeter()
-            self._undo.append(patching.listen_to_backward(self._look_at_targets, before=True))
-        if self._deep is not None:
-            self._deep.start()
-            self._undo.append(self._deep.stop)
-        if self.acting:
-            self._watch_model()
-        if (disk := self.policies.checkpoints.disk) is not None and self.boundary.durable is not None:
-            self.preemption = Preemption(
-                functools.partial(ending.save_late, self),
-                functools.partial(wheel.ask_for_checkpoint, self),
-                disk.signal,
-            )
-
-    def _watch_model(self) -> None:
-        self._watching = True
-        self.boundary.provisional_start()
-        for module in patching.entry_modules(self.live.model):
-            self._undo.append(patching.watch_forward(module, self))
-        self._undo.append(patching.watch_loading(self.live.model, self))
-        for optimizer in self.live.optimizers:
-            self._undo.append(patching.watch_loading(optimizer, self))
 
     def _where_nonfinite(self, s: Signals) -> Mapping[str, Any]:
         if s.grad_norm < math.inf and s.loss - s.loss == 0.0:

@@ -194,7 +194,7 @@ def logs(rank: int, folder: str) -> list[tuple[float | None, float]]:
         if rank == 1 and one.guard.step in (2, 5):
             one.guard.log(val_loss=float(one.guard.step))
         one.optimizer.step()
-        metrics = one.guard._slots[0].signals.metrics
+        metrics = one.guard.slots[0].signals.metrics
         seen.append((metrics["val_loss"] if metrics else None, one.guard.boundary.best))
     one.answer()
     return seen
@@ -222,15 +222,14 @@ def fails(rank: int, folder: str) -> dict[str, Any]:
     """The guard of rank 1 fails inside; every rank lets go in the same tick, and training goes on."""
     one = Rank(rank).attach(Path(folder), rules())
     if rank == 1:
-        real = one.guard._slots[0].measure
+        real = one.guard.slots[0].measure
 
         def broken(live: Any, metrics: Any) -> Any:
             if live.tick == 6:
                 raise RuntimeError("no such thing")
             return real(live, metrics)
 
-        object.__setattr__(one.guard, "_slots", one.guard._slots)
-        type(one.guard._slots[0]).measure = lambda self, live, metrics: broken(live, metrics)  # type: ignore[method-assign]
+        type(one.guard.slots[0]).measure = lambda self, live, metrics: broken(live, metrics)  # type: ignore[method-assign]
     tick = one.go(12).guard.tick
     return {**one.answer(), "seen": tick}
 

@@ -439,7 +439,7 @@ def train(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        states.append(g._slots[0].signals.deep if g else None)
+        states.append(g.slots[0].signals.deep if g else None)
 
     if chosen is None:
         g = None
@@ -487,7 +487,7 @@ def test_nothing_is_measured_that_nobody_asks_for(tmp_path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with guard.attach(model, optimizer, policy="default", mode="observe", run_dir=tmp_path, receivers=[]) as g:
-        assert g._deep is None
+        assert g.deep is None
         assert hooks(model) == 0
     states = train(tmp_path / "b", mlp, (16, 6), policy("weights", every=4))[1]
     assert [set(deep) if deep else None for deep in states] == ([{"layers"}, None, None, None] * 3)
@@ -582,7 +582,7 @@ def test_two_optimizers_and_a_container_of_models(tmp_path: Path) -> None:
         for _ in range(4):
             (-critic(generator(torch.randn(32, 6))).mean()).backward()
             optimizers[0].step()
-            deep = g._slots[0].signals.deep
+            deep = g.slots[0].signals.deep
             optimizers[1].step()
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -606,7 +606,7 @@ def test_closures(tmp_path: Path) -> None:
     with guard.attach(model, optimizer, policy=policy(every=1), run_dir=tmp_path, receivers=[]) as g:
         for _ in range(3):
             optimizer.step(closure)
-            assert g._slots[0].signals.deep["activations"]["1"]["values"] == 32
+            assert g.slots[0].signals.deep["activations"]["1"]["values"] == 32
             assert hooks(model) == 2
 
 
@@ -623,7 +623,7 @@ def test_a_rollback_takes_back_what_looks_had_shown(tmp_path: Path) -> None:
         for x in g.batches(lambda i: torch.randn(32, 6) * (math.nan if i == 8 else 1.0), steps=16):
             model(x).square().mean().backward()
             optimizer.step()
-            seen[g.tick - 1] = g._slots[0].signals.deep
+            seen[g.tick - 1] = g.slots[0].signals.deep
             optimizer.zero_grad()
         assert {i.detector for i in g.incidents} == {"non_finite", "bad_batch"}
     assert not seen[8]["inputs"]["finite"]
