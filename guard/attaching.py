@@ -107,6 +107,8 @@ def attach(
         raise
     for o in optimizers:
         _ATTACHED[o] = weakref.ref(guard)
+    for advice in _advice(optimizers, scheduled=bool(schedulers)):
+        guard.report.notice("warning", advice)
     if not ranks.rank:
         _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
     atexit.register(_close_at_exit, weakref.ref(guard))
@@ -155,6 +157,22 @@ def _begin(guard: Guard, before: IncidentLog, resume: str, *, same_run: bool) ->
         guard.report.write("resumed", checkpoint=guard.resumed_from)
     if guard.refused:
         guard.report.refused(guard.refused, guard.resumed_from or "the beginning")
+
+
+def _advice(optimizers: Sequence[torch.optim.Optimizer], *, scheduled: bool) -> list[str]:
+    """What can be said of the settings before the first step."""
+    found = []
+    for group in (g for o in optimizers for g in o.param_groups):
+        dtypes = {p.dtype for p in group["params"] if p.is_floating_point()}
+        eps = group.get("eps")
+        for dtype in dtypes if isinstance(eps, float) and eps > 0.0 else ():
+            if float(torch.tensor(eps, dtype=dtype)) == 0.0:
+                found.append(
+                    f"the optimizer's eps of {eps:g} is 0 in {dtype}, so that it divides by 0; 1e-4 is usual there"
+                )
+        if group.get("lr") == 0.0 and not scheduled:
+            found.append("the learning rate is 0 and attach was given no scheduler: nothing will be learnt")
+    return list(dict.fromkeys(found))
 
 
 def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -> None:

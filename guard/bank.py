@@ -32,6 +32,7 @@ class Rules:
 
     Attributes:
         policies: those of the set, and the gate if none of them waits for non_finite.
+        keys: what each detector is, so that it can be found again under another policy file.
     """
 
     def __init__(self, policies: PolicySet) -> None:
@@ -41,6 +42,7 @@ class Rules:
         self.policies: Sequence[Policy] = tuple(chosen)
         self._leaves = list(dict.fromkeys(leaf for p in chosen for leaf in leaves(p.trigger)))
         self._index = {leaf: i for i, leaf in enumerate(self._leaves)}
+        self.keys = [f"{leaf.type} {leaf.params!r}" for leaf in self._leaves]
 
     def bank(self, *, curves: bool = True) -> Bank:
         """A fresh set of detectors.
@@ -66,10 +68,6 @@ class Rules:
             for need in cls.needs
         ]
         return {need: min(every for other, every in asked if other == need) for need, _ in asked}
-
-    def keys(self) -> list[str]:
-        """What each detector is, so that it can be found again under another policy file."""
-        return [f"{leaf.type} {leaf.params!r}" for leaf in self._leaves]
 
     def indices(self, name: str) -> list[int]:
         """Indices of the detectors called `name`."""

@@ -140,7 +140,7 @@ class Boundary:
         """The run goes on from `snapshot`, which another process has taken."""
         context = snapshot.context
         self._best = context["best"]
-        new = {key: i for i, key in enumerate(self._rules.keys())}
+        new = {key: i for i, key in enumerate(self._rules.keys)}
         for bank, saved in zip(self._banks, context["baselines"], strict=False):
             kept = zip(context["detectors"], range(len(context["detectors"])), strict=True)
             bank.load({new[key]: saved[i] for key, i in kept if key in new and i in saved})
@@ -210,7 +210,7 @@ class Boundary:
             "place": place,
             "held": held,
             "baselines": [bank.state_dict() for bank in self._banks],
-            "detectors": self._rules.keys(),
+            "detectors": self._rules.keys,
             "best": self._best,
             "rows": list(self._responder.history.rows),
             "flagged": list(self._responder.history.flagged),

@@ -89,6 +89,7 @@ class Guard:
             scaler=scaler,
             checkpoints=policies.checkpoints,
             usual_grad_norm=self.history.typical_grad_norm,
+            step_of=self.history.step_of,
         )
         self.live.ranks = ranks
         self.slots = [Slot(o, rules.bank(curves=len(optimizers) == 1), ranks.world) for o in optimizers]

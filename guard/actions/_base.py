@@ -40,8 +40,9 @@ class Run(Protocol):
     def can_scale_lr(self) -> str | None:
         """None, or why there is no rate to scale."""
 
-    def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
-        """Sets the standing multiplier of all learning rates; with `recover` it returns to 1 over that many steps."""
+    def scale_lr(self, multiplier: float, min_lr: float, recover: int | None, since: int | None = None) -> None:
+        """Sets the standing multiplier of all learning rates; with `recover` it returns to 1 over that many steps, with
+        `since` it holds only from the step of that tick on."""
 
     def rollback(self, to: SnapshotName, data: DataMode, since: int) -> dict[str, Any]:
         """Restores a snapshot in place. Returns `from_step`, `to_step`, `skipped_windows`.

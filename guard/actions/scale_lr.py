@@ -5,9 +5,10 @@ Does: keeps one multiplier and applies it around the real step only, so schedule
     working and cannot undo it. Effective rate: ``max(lr * m, min(lr, min_lr))``.
 
 Args:
-    factor: > 0; multiplies the multiplier in force. ``auto`` reads it off the fault: where the rate jumped, back to
-        what it was; where the loss grows, a tenth of the largest stable rate. For a quadratic the loss is multiplied by
-        (lr * curvature - 1)^2 a tick, and 2 / curvature is the largest stable rate. At least 0.01.
+    factor: > 0; multiplies the multiplier in force. ``auto`` reads it off the fault: where the rate jumped, from there
+        on back to what it was, and before that as the schedule says; where the loss grows, a tenth of the largest
+        stable rate. For a quadratic the loss is multiplied by (lr * curvature - 1)^2 a tick, and 2 / curvature is the
+        largest stable rate. At least 0.01.
     min_lr: never below this rate [LR units], unless the schedule itself is.
     recover: return to the schedule's rate over that many steps; default: the cut stays.
 Example:
@@ -44,7 +45,8 @@ class ScaleLR(Action):
         before = run.lr_multiplier
         factor = _read_off(detection, run.tick) if self.params.factor == "auto" else self.params.factor
         after = before * factor
-        run.scale_lr(after, self.params.min_lr, self.params.recover)
+        jumped = detection.signal == "lr" and self.params.factor == "auto"
+        run.scale_lr(after, self.params.min_lr, self.params.recover, detection.since if jumped else None)
         return Result(
             "scale_lr",
             f"scaled the learning rate by {factor:.3g}; it is now {after:.3g} of the schedule's",

@@ -128,7 +128,10 @@ class FlatLoss(Windowed):
             return None
         usual = f"a guess that knows nothing gets {level:.4g}" if level < self.start else f"it started at {level:.4g}"
         since = self.since if self.trail[0].mean < there else blocks[0].since
-        message = f"loss has stayed at {mean:.4g} +- {sd:.2g} for {blocks[-1].until - since + 1} ticks; {usual}"
+        message = (
+            f"loss has stayed at {mean:.4g} +- {sd:.2g} for {blocks[-1].until - since + 1} ticks; {usual} "
+            "(likely, in this order: data, code, learning rate, capacity)"
+        )
         return "loss", mean, 0.98 * level, level, since, message
 
     def _stretch(self, there: float) -> list[Block]:

@@ -57,6 +57,7 @@ class LiveRun:
         scaler: Any,
         checkpoints: Checkpoints,
         usual_grad_norm: Callable[[int], float],
+        step_of: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         self.model, self.optimizers, self.scaler = model, list(optimizers), scaler
         self.ranks = Ranks.alone()
@@ -75,6 +76,7 @@ class LiveRun:
         self._used: int | None = None
         self._multiplier, self._min_lr = 1.0, 0.0
         self._recover: tuple[int, int] | None = None
+        self._from: tuple[int, float] | None = None  # step from which the multiplier holds, and what it was before
         self._clip: tuple[float, str | None, int] | None = None  # max_norm, pattern, tick at which it ends
         self.grad_scale = 1.0
         self.accumulation, self.loss_scale = Accumulation(), LossScale(scaler)
@@ -88,13 +90,15 @@ class LiveRun:
         self._once: set[tuple[str, str]] = set()
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._buffers = ChangedBuffers(model)
-        self._usual_grad_norm = usual_grad_norm
+        self._usual_grad_norm, self._step_of = usual_grad_norm, step_of
 
     # ---- what actions ask for
 
     @property
     def lr_multiplier(self) -> float:
         """The standing multiplier, on its way back to 1 if it recovers."""
+        if self._from is not None and self.step < self._from[0]:
+            return self._from[1]
         if self._recover is None:
             return self._multiplier
         start, steps = self._recover
@@ -137,7 +141,9 @@ class LiveRun:
             else "the optimizer has no learning rate"
         )
 
-    def scale_lr(self, multiplier: float, min_lr: float, recover: int | None) -> None:
+    def scale_lr(self, multiplier: float, min_lr: float, recover: int | None, since: int | None = None) -> None:
+        step = None if since is None else self._step_of(since)
+        self._from = None if step is None else (step, self._multiplier)
         self._multiplier, self._min_lr = multiplier, min_lr
         self._recover = (self.tick, recover) if recover else None
 

@@ -13,7 +13,7 @@ def to_plain(live: LiveRun) -> dict[str, Any]:
     """Learning rate multiplier, clip, warm-up, accumulation, precision, loss scale, windows left out; ticks as they
     are counted now."""
     return {
-        "lr": [live._multiplier, live._min_lr, live._recover],
+        "lr": [live._multiplier, live._min_lr, live._recover, live._from],
         "clip": live._clip,
         "warmup": live._warmup,
         "accumulate": [live.accumulation.factor, live.accumulation.first_tick],
@@ -25,9 +25,10 @@ def to_plain(live: LiveRun) -> dict[str, Any]:
 
 def stand(live: LiveRun, plain: Mapping[str, Any]) -> None:
     """Puts it in force in a run that has just been attached. What this run has no use for is left."""
-    multiplier, min_lr, recover = plain["lr"]
+    multiplier, min_lr, recover, first = plain["lr"]
     live.scale_lr(multiplier, min_lr, None)
     live._recover = None if recover is None else (recover[0], recover[1])
+    live._from = None if first is None else (first[0], first[1])
     live._clip = None if plain["clip"] is None else (plain["clip"][0], plain["clip"][1], plain["clip"][2])
     live._warmup = None if plain["warmup"] is None else (plain["warmup"][0], plain["warmup"][1], plain["warmup"][2])
     live.accumulation.set(*plain["accumulate"])

@@ -25,6 +25,10 @@ class History:
         self.rows: deque[Row] = deque(maxlen=_TICKS)
         self.flagged: deque[int] = deque(maxlen=_TICKS)
 
+    def step_of(self, tick: int) -> int | None:
+        """The step of a recent tick; None if it is not among them."""
+        return next((row[1] for row in reversed(self.rows) if row[0] == tick), None)
+
     def typical_grad_norm(self, before: int) -> float:
         """Median gradient norm of the last healthy ticks before tick `before`; NaN if there were none."""
         norms = [r[3] for r in self.rows if r[0] < before and r[3] < math.inf and r[0] not in self.flagged]

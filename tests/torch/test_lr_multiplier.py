@@ -225,3 +225,22 @@ def test_a_rollback_keeps_the_multiplier() -> None:
             script.scheduler.step()
         assert g.lr_multiplier == 0.5
     assert script.scheduler.last_epoch == STEPS
+
+
+def test_a_multiplier_may_hold_from_a_step_on() -> None:
+    """The rate jumped at some step: what a rollback repeats before it is trained as the schedule says."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = {"version": 1, "checkpoints": {"every": "4 steps", "probation": "1 steps"}, "policies": []}
+    with guarded(model, optimizer, policy=rules) as g:
+        for x in g.batches(lambda i: torch.full((2, 3), float(i % 3)), steps=16):
+            optimizer.zero_grad()
+            g.backward(model(x).square().mean())
+            if g.tick == 12:
+                g.live.rollback("last_good", "replay", g.tick)
+                g.live.scale_lr(0.5, 0.0, None, since=10)
+            optimizer.step()
+        again = [row for row in g.signals if row[0] > 12]
+    assert {row[5] for row in again if row[1] < 10} == {0.1}
+    assert {row[5] for row in again if row[1] >= 10} == {0.05}
+    assert min(row[1] for row in again) < 10

@@ -422,3 +422,19 @@ def test_state_loaded_after_a_rollback_is_kept(what: str) -> None:
                     == []
                 )
         assert g.tick == 12
+
+
+def test_settings_that_cannot_work_are_said_at_once() -> None:
+    half = nn.Linear(3, 1).half()
+    with guarded(half, torch.optim.Adam(half.parameters(), lr=1e-3)) as g:
+        (notice,) = g.report.log.notices
+        assert "eps of 1e-08 is 0 in torch.float16" in notice["message"]
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with guarded(model, optimizer) as g:
+        assert "learning rate is 0" in g.report.log.notices[0]["message"]
+    with guarded(model, optimizer, scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: i)) as g:
+        assert g.report.log.notices == []
+    model = nn.Linear(3, 1)
+    with guarded(model, torch.optim.AdamW(model.parameters())) as g:
+        assert g.report.log.notices == []

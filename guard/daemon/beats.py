@@ -1,0 +1,60 @@
+"""Heartbeats, as every rank leaves them in the run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_BYTES = 200  # a heartbeat is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """How far a rank was, and what it was doing."""
+
+    rank: int
+    tick: int
+    step: int
+    phase: str
+
+
+class Beats:
+    """The heartbeats of the processes that run now; those that earlier ones left behind do not count.
+
+    Args:
+        run_dir: need not exist yet.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._old = self._texts()
+        self._leader = ""
+
+    def read(self) -> dict[int, Beat]:
+        """By rank. When rank 0 begins anew (torchrun has restarted its workers), ranks of before may be gone."""
+        texts = self._texts()
+        phase = beat.phase if (beat := _beat(0, texts.get(0, ""))) is not None else ""
+        if phase == "start" and self._leader not in ("", "start"):
+            self._old = {rank: text for rank, text in texts.items() if rank}
+        if texts.get(0) != self._old.get(0):
+            self._leader = phase
+        found = (_beat(rank, text) for rank, text in texts.items() if self._old.get(rank) != text)
+        return {beat.rank: beat for beat in found if beat is not None}
+
+    def _texts(self) -> dict[int, str]:
+        found = {}
+        for file in self._run_dir.glob("heartbeat.*"):
+            try:
+                with file.open("rb") as opened:
+                    found[int(file.suffix[1:])] = opened.read(_BYTES).decode("utf-8", "replace")
+            except (OSError, ValueError):
+                continue
+        return found
+
+
+def _beat(rank: int, text: str) -> Beat | None:
+    try:
+        tick, step, *phase, _, _ = text.split()
+        return Beat(rank, int(tick), int(step), " ".join(phase))
+    except ValueError:
+        return None
