@@ -63,7 +63,15 @@ class Durable:
 
     def save(self, snapshot: Snapshot) -> None:
         """Begins to write `snapshot`, if that has not been done."""
-        if snapshot is self._saved or not self.store.save(self._portable(snapshot)):
+        if snapshot is self._saved:
+            return
+        try:
+            began = self.store.save(self._portable(snapshot))
+        except Exception as error:  # noqa: BLE001 - one checkpoint less is no reason to let go of the run
+            self._interval.began(snapshot.step)
+            self._fail(f"no checkpoint of step {snapshot.step}: {type(error).__name__}: {error}")
+            return
+        if not began:
             return
         self._saved = snapshot
         self._report.files.flush()  # a checkpoint without the rows before it would leave a gap
@@ -83,14 +91,17 @@ class Durable:
         for outcome in self.store.outcomes():
             if outcome.seconds:
                 self._interval.took(outcome.seconds)
-            if outcome.kind == "failed" and not self._failing:
-                self._failing = True
-                self._report.trouble(
-                    "checkpoint_failed", f"{outcome.reason}; training goes on, older checkpoints stay", "disk"
-                )
+            if outcome.kind == "failed":
+                self._fail(outcome.reason)
             elif outcome.kind == "saved":
                 self._failing = False
                 self._say_once(outcome.left_out)
+
+    def _fail(self, reason: str) -> None:
+        """An incident, until a save succeeds again."""
+        if not self._failing:
+            self._failing = True
+            self._report.trouble("checkpoint_failed", f"{reason}; training goes on, older checkpoints stay", "disk")
 
     def load(self, folder: Path | None = None) -> Loading:
         """The newest sound checkpoint, of this run or of another one's `folder`; see `DiskStore.load`.

@@ -309,6 +309,24 @@ def test_a_disk_that_fails_never_stops_training(tmp_path: Path, monkeypatch: pyt
         assert "training goes on" in incident.evidence["detection"]["message"]
 
 
+def test_a_checkpoint_that_cannot_be_packed_is_no_reason_to_let_go(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    durable = process.guard.boundary.durable
+    assert durable is not None
+    real, calls = durable._portable, []
+
+    def packs_only_later(snapshot: Any) -> Any:
+        calls.append(snapshot.step)
+        if len(calls) < 3:
+            raise RuntimeError("no such thing")
+        return real(snapshot)
+
+    durable._portable = packs_only_later  # type: ignore[method-assign]
+    process.go(60, nan=(40,)).close()
+    assert [i.detector for i in process.guard.incidents] == ["checkpoint_failed", "non_finite"]
+    assert manifest.listing(tmp_path / "checkpoints").checkpoints
+
+
 def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
     process = Process(tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
