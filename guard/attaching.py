@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from guard import resuming
+from guard import exiting, resuming, supervised
 from guard.checkpoints import Stateful
 from guard.clock import SystemClock
-from guard.errors import RunDirError, UsageError
+from guard.errors import RunDirError, TrainingStopped, UsageError
 from guard.guard import Guard
 from guard.incidents import IncidentLog, read_journal
 from guard.incidents.rundir import holder_alive
@@ -62,7 +62,8 @@ def attach(
         mode: ``observe`` or ``enforce``, in place of the policy's.
 
     Returns:
-        The guard; also a context manager. It closes itself at exit.
+        The guard; also a context manager. It closes itself at exit. From now on a `TrainingStopped` that nobody catches
+        ends the process with exit code 76.
 
     Raises:
         PolicyError: the policy cannot be loaded; lists every mistake with file, line and column.
@@ -111,6 +112,8 @@ def attach(
         guard.report.notice("warning", advice)
     if not ranks.rank:
         _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
+    exiting.install()
+    supervised.show_stacks_on_quit()
     atexit.register(_close_at_exit, weakref.ref(guard))
     return guard
 
@@ -191,7 +194,8 @@ def _close_at_exit(reference: weakref.ref[Guard]) -> None:
     """An uncaught exception has been printed by now, which leaves `sys.last_type` behind."""
     guard = reference()
     if guard is not None:
-        guard.close(crashed=hasattr(sys, "last_type"))
+        kind = getattr(sys, "last_type", None)
+        guard.close(crashed=kind is not None and not issubclass(kind, TrainingStopped))
 
 
 def _check(model: Any, optimizers: Sequence[Any], state: Mapping[str, Any], mode: Any) -> None:

@@ -35,7 +35,7 @@ class Attachment:
         self._undo: list[Callable[[], None]] = []
         self.watching = self._lenient = False  # lenient: a forward pass in eval mode begins an iteration too
         self.boundary_due = self.listening = True
-        self.guess: GuessMeter | None = None
+        self.guess: GuessMeter | None = GuessMeter() if len(guard.slots) == 1 else None
 
     @property
     def on(self) -> bool:
@@ -50,8 +50,7 @@ class Attachment:
         if self._live.scaler is not None:
             self._undo.append(patching.watch_scaler(self._live.scaler, self))
         self._undo.append(patching.listen_to_backward(self._heard_backward))
-        if len(guard.slots) == 1:
-            self.guess = GuessMeter()
+        if self.guess is not None:
             self._undo.append(patching.listen_to_backward(self._look_at_targets, before=True))
         if guard.deep is not None:
             guard.deep.start()

@@ -34,7 +34,7 @@ def close(guard: Guard, timeout: float, *, crashed: bool, preempted: bool) -> No
         live.feed.release()
     if durable is not None:
         durable.close(timeout)
-    status = "preempted" if preempted else "crashed" if crashed else "stopped" if live.stopping else "finished"
+    status = "preempted" if preempted else "stopped" if live.stopping else "crashed" if crashed else "finished"
     report.finished(status, guard.summary())
     guard.detach()
     live.ranks.close()

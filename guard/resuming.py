@@ -30,9 +30,10 @@ def check(path: Path, before: IncidentLog, resume: str) -> bool:
         return False
     ended = before.finished["status"] if before.finished is not None else ""
     if ended in ("finished", "stopped"):
+        again = f"`guard resume {path}` lets it go on; or " if ended == "stopped" else ""
         raise RunDirError(
-            f"the run in {path} has {ended}; give this one another run_dir, or say resume='never' to begin anew there, "
-            "or resume=PATH in another run_dir to go on from a checkpoint of it"
+            f"the run in {path} has {ended}; {again}give this one another run_dir, or say resume='never' to begin anew "
+            "there, or resume=PATH in another run_dir to go on from a checkpoint of it"
         )
     if resume == "must" and not before.run:
         raise RunDirError(f"resume='must', and there is no run in {path} to go on with")

@@ -17,6 +17,7 @@ WITHOUT_TORCH = [
     "guard.policy",
     "guard.policy.engine",
     "guard.notify",
+    "guard.daemon.supervise",
     "guard.incidents",
     "guard.incidents.plot",
     "guard.receivers",

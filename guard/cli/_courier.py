@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,22 @@ def courier(run_dir: Path, specs: list[ReceiverSpec], say: Callable[[str], None]
     from guard.notify.evidence import make_in_subprocess
 
     return Courier(run_dir, specs, clock=_runs.CLOCK, home=home, plot=make_in_subprocess, say=say)
+
+
+def deliver(post: Courier, wait: float) -> tuple[int, bool]:
+    """Passes until all is told, the time is up, or somebody else turns out to deliver."""
+    never, clock = threading.Event(), _runs.CLOCK
+    end, told = clock.monotonic() + wait, 0
+    try:
+        while True:
+            progress = post.deliver_once(eager=True)
+            told += progress.told
+            pause = max(0.2, progress.next_try or 0.0)
+            if not progress.waiting or not progress.leader or clock.monotonic() + pause > end:
+                return told, progress.leader
+            clock.wait(never, pause)
+    finally:
+        post.close(1.0)  # gives the outbox back
 
 
 def untold(run_dir: Path) -> list[Pending] | str:

@@ -22,6 +22,7 @@ from guard.cli import (
     plugins,
     resume,
     rollback,
+    run,
     schema,
     show,
     status,
@@ -41,14 +42,16 @@ Exit codes:
   1    problems were found, or a request was refused or not answered in time
   2    the command was not used as it is meant
   3    there is no such run, or it is not running
-  76   kept for runs that their policy stopped
+  76   `guard run`: the run was stopped, by its policy or by a person
   130  interrupted with Ctrl-C
+  else `guard run`: the code of its command, 128 + n for signal n
 """
 _COMMANDS = (
     init,
     check,
     schema,
     demo,
+    run,
     incidents,
     show,
     status,

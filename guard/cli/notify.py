@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from guard.cli import _runs
-from guard.cli._courier import DAMAGED, courier, receivers, untold
+from guard.cli._courier import DAMAGED, courier, deliver, receivers, untold
 from guard.cli._runs import ReadDir, find_run
 from guard.cli._say import NO_RUN, PROBLEMS, fail, note, out, wrapped
-
-if TYPE_CHECKING:
-    from guard.notify import Courier
 
 EXAMPLES = ("guard notify runs/exp1",)
 
@@ -32,7 +27,7 @@ def command(
         return
     post = courier(path, specs, note)
     try:
-        told, leader = _deliver(post, wait)
+        told, leader = deliver(post, wait)
     except DAMAGED as error:
         fail(f"a line of the journal cannot be told ({type(error).__name__}: {error})", PROBLEMS)
     if not leader:
@@ -45,19 +40,3 @@ def command(
     for p in left:
         out(wrapped(f"{p.receiver}, {p.incident}: {p.first_line} ({p.error or 'not tried yet'})", "  - ", "    "))
     raise typer.Exit(PROBLEMS if left else 0)
-
-
-def _deliver(post: Courier, wait: float) -> tuple[int, bool]:
-    """Passes until all is told, the time is up, or somebody else turns out to deliver."""
-    never, clock = threading.Event(), _runs.CLOCK
-    end, told = clock.monotonic() + wait, 0
-    try:
-        while True:
-            progress = post.deliver_once(eager=True)
-            told += progress.told
-            pause = max(0.2, progress.next_try or 0.0)
-            if not progress.waiting or not progress.leader or clock.monotonic() + pause > end:
-                return told, progress.leader
-            clock.wait(never, pause)
-    finally:
-        post.close(1.0)  # gives the outbox back

@@ -25,6 +25,7 @@ _STATES = {
     "finished": "finished",
     "preempted": "preempted: goes on when it is started again",
     "stopped": "stopped",
+    "reopened": "stopped, but may go on when it is started again",
     "crashed": "crashed",
     "gone": "not running, and it did not say why (killed or crashed)",
 }

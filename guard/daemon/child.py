@@ -1,4 +1,4 @@
-"""A command in a session of its own: its output passed on, its last lines kept, and everything it started found again."""
+"""A command in a session of its own: its output passed on, its last lines kept, all that it started found again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-MARK = "GUARD_SUPERVISED"  # in the environment of everything that a supervisor started
+from guard.supervised import MARK
+
 _KEPT = 64 << 10  # [bytes] of each stream
 _LINE = 400  # characters of a line
 _CHUNK = 64 << 10
@@ -126,8 +128,9 @@ class ChildProcess:
 
     def close(self) -> None:
         self._process.wait()
-        for reader in self._readers:
-            reader.join(_EOF)  # a process that was left to itself may hold the pipe for ever
+        until = time.monotonic() + _EOF
+        for reader in self._readers:  # not for ever: what the command has left behind may hold the pipe
+            reader.join(max(0.0, until - time.monotonic()))
 
     def _is_kin(self, entry: Path) -> bool:
         """By session and group, and by a mark in the environment, because torchrun gives its workers own sessions."""

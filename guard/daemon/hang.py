@@ -1,7 +1,7 @@
 """When silence is a hang. A pure judge: heartbeats and the time go in.
 
-The limit of a phase is ten times the longest pause ever seen in it, and never below a floor. Time is the judge's own, at
-the last *change* of (tick, step, phase): a clock on another machine, or a file that is only touched, proves nothing.
+The limit of a phase is ten times the longest pause ever seen in it, and never below a floor. Time is the judge's own,
+at the last *change* of (tick, step, phase): a clock on another machine, or a file that is only touched, proves nothing.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def _group(root: Path) -> int:
         return 0
     kills = 0
     for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         inside = path.lstrip("/")
         if not controllers:
             kills = max(kills, _counter(root / "sys/fs/cgroup" / inside / "memory.events"))

@@ -1,4 +1,4 @@
-"""Lines that are added to the journal of a run that no guard owns at the moment: it has ended, or its process is gone."""
+"""Lines that are added to the journal of a run that no guard owns: it has ended, or its process is gone."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ class IncidentLog:
     Attributes:
         incidents: by id, oldest first.
         run: the `run_started` entry, or {}.
-        finished: the `run_finished` entry, or None while the run goes on.
+        finished: the `run_finished` entry, or None while the run goes on. A run that may go on although it was stopped
+            has the `reopened` entry there, with that word as its status.
         mode: enforce or observe, as last set for the whole run.
         notices: `notice` entries.
         asked_mode: what a person last asked of the whole run, or None.
@@ -42,6 +43,8 @@ class IncidentLog:
                 self.segments += 1
             case "run_finished":
                 self.finished = entry
+            case "reopened":
+                self.finished = {**entry, "status": "reopened"}
             case "mode" if entry["policy"] is None:
                 self.mode = self.asked_mode = entry["mode"]
             case "memory":

@@ -20,6 +20,7 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "memory": {"engine": dict, "standing": dict},
     "resumed": {"checkpoint": str},
     "preempted": {"checkpoint": (str, type(None))},
+    "reopened": {"author": str},
 }
 _RESULT: dict[str, type | tuple[type, ...]] = {"type": str, "summary": str, "changes": dict, "standing": bool}
 _ALLOWED = {"mode": get_args(Mode), "status": get_args(Status)}

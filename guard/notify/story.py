@@ -12,6 +12,7 @@ from guard.types import SEVERITIES, Attempt, Incident, Severity
 
 Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "over", "observed"]
 NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed"})
+OUTSIDE = {"crash": "crashed", "hang": "hung"}  # what only a supervisor can see, and how it is said of a run
 SETTLED: frozenset[Stage] = NEEDS_YOU | {"resolved", "over"}
 
 
@@ -22,6 +23,8 @@ def stage(log: IncidentLog, incident: Incident) -> Stage:
             return incident.status
         case "firing" | "verifying" if log.finished is None:
             return incident.status
+    if incident.detector in OUTSIDE and incident.ended:
+        return "over"  # it was started again, whatever came of that
     return "crashed" if (log.finished or {}).get("status") == "crashed" else "over"
 
 
@@ -97,12 +100,16 @@ def first_line(log: IncidentLog, incident: Incident) -> str:
             return f"No action needed: stopped, {clean(detection(incident).get('message'))}"
         case "stopped":
             return "Needs you: " + ("out of remedies, " if len(incident.attempts) > 1 else "") + "run stopped"
+        case "exhausted" if incident.detector in OUTSIDE:
+            return f"Needs you: the run {OUTSIDE[incident.detector]} and is not started again"
         case "exhausted":
             stopped = (log.finished or {}).get("status") == "stopped"
             ending = "run stopped" if stopped else "run over" if log.finished else "the run goes on unrepaired"
             return f"Needs you: out of remedies, {ending}"
         case "crashed":
             return "Needs you: the run crashed before this was repaired"
+        case "over" if incident.detector in OUTSIDE and incident.attempts:
+            return f"No action needed: the run {OUTSIDE[incident.detector]} and was started again"
         case "over" if incident.detector == "plugin_failure":
             return "No action needed: a part of the guard failed and is switched off, training goes on"
         case "over":
@@ -211,6 +218,8 @@ def did_it_help(log: IncidentLog, incident: Incident) -> str:
             return failed + losses
         case "verifying":
             return "Not known yet; this message changes when it is."
+        case "over" if incident.detector in OUTSIDE and incident.attempts:
+            return "The run was started again."
         case "over" | "crashed":
             return f"Not known: the run {'crashed' if now == 'crashed' else 'ended'} first.{losses}"
     return ""

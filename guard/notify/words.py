@@ -19,6 +19,7 @@ FAULTS = {
     "update_ratio": "update-to-weight ratio out of range",
     "weights": "weights out of range",
     "threshold": "a value past its limit",
+    "crash": "the training process crashed",
     "hang": "no progress",
     "oscillation": "oscillating loss",
     "dead_parameters": "parameters without gradient",

@@ -19,9 +19,11 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 import guard
 from guard.checkpoints import manifest
+from guard.clock import SystemClock
 from guard.errors import ChangedModelError, RunDirError
 from guard.guard import Guard
 from guard.incidents import read_journal
+from guard.incidents.afterwards import adding
 
 CHECKPOINTS = {"every": "5 steps", "probation": "2 steps", "disk": {"every": "5 steps", "keep": 3}}
 
@@ -227,6 +229,16 @@ def test_a_changed_policy_is_said(tmp_path: Path) -> None:
     assert "severity: critical" in notice["message"]
 
 
+def test_a_stop_inside_a_with_block_is_no_crash(tmp_path: Path) -> None:
+    stop = {"name": "stop", "trigger": {"type": "non_finite"}, "attempts": [[{"type": "stop", "restore": "last_good"}]]}
+    process = Process(tmp_path, policy(stop))
+    with pytest.raises(guard.TrainingStopped), process.guard:
+        process.go(40, nan=(12,))
+    assert read_journal(tmp_path)[-1]["status"] == "stopped"
+    with pytest.raises(RunDirError, match="has stopped"):
+        Process(tmp_path, policy(stop))
+
+
 def test_resume_must_and_never(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="no run"):
         Process(tmp_path / "new", resume="must")
@@ -373,3 +385,23 @@ def test_kill_9_at_a_hundred_moments(tmp_path: Path, kind: str) -> None:
     found = killed(tmp_path, 100, kind)
     assert found["wrong"] == []
     assert found["resumed"] > 50
+
+
+def test_a_stopped_run_goes_on_once_a_person_lets_it(tmp_path: Path) -> None:
+    rules = policy({"name": "stop", "trigger": {"type": "non_finite"}, "actions": [{"type": "stop"}]})
+    first = Process(tmp_path, rules)
+    with pytest.raises(guard.TrainingStopped):
+        first.go(40, nan=(23,))
+    first.close()
+    with pytest.raises(RunDirError, match=r"has stopped; `guard resume .*` lets it go on"):
+        Process(tmp_path, rules)
+    with adding(tmp_path, SystemClock()) as (log, write):
+        write("reopened", author="ada")
+        assert log.finished is not None
+        assert log.finished["status"] == "reopened"
+    again = Process(tmp_path, rules)
+    assert again.guard.resumed_from is not None
+    assert again.go(40).close().guard.step == 40
+    journal = read_journal(tmp_path)
+    assert [e["seq"] for e in journal] == list(range(len(journal)))
+    assert [e["status"] for e in journal if e["kind"] == "run_finished"] == ["stopped", "finished"]

@@ -1,0 +1,85 @@
+"""What the processes of a hung run were doing: evidence for the person who reads about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_PATIENCE = 10.0  # [s] for one process
+_PROCESSES = 8
+_NONE = "no stacks"
+_LENGTH = 6000  # characters of one process's stacks
+
+
+def look(pids: Sequence[int]) -> dict[str, str]:
+    """Per process, ``rank 1, pid 4711``: what the kernel calls its state, and the stacks of all threads if py-spy is
+    installed and may look. Else a process that listens to SIGQUIT is asked to write them to its stderr, as every one
+    with a guard inside does; one that does not would die of it, and is left alone.
+    """
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    found = {}
+    for pid in sorted(pids)[:_PROCESSES]:
+        stacks = _stacks(spy, pid) if spy is not None else f"{_NONE}: py-spy is not installed"
+        if stacks.startswith(_NONE) and _listens(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGQUIT)
+                stacks += "; the process was asked to write them to its stderr"
+        found[_name(pid)] = f"{_state(pid)}\n{stacks}".strip()[:_LENGTH]
+    return found
+
+
+def _stacks(spy: str, pid: int) -> str:
+    try:
+        done = subprocess.run(
+            [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{_NONE}: {type(error).__name__}"
+    return done.stdout if done.returncode == 0 else f"{_NONE}: {done.stderr.strip()[-300:]}"
+
+
+def _listens(pid: int) -> bool:
+    """It has a handler for SIGQUIT."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return False
+    return bool(caught >> (signal.SIGQUIT - 1) & 1)
+
+
+def _name(pid: int) -> str:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        environment = []
+    rank = next((v[5:].decode("ascii", "replace")[:8] for v in environment if v.startswith(b"RANK=")), "")
+    return f"rank {rank}, pid {pid}" if rank else f"pid {pid}"
+
+
+def _state(pid: int) -> str:
+    """``State: T (stopped)``, and where in the kernel it waits, if that is said."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return "gone"
+    state = next((" ".join(line.split()) for line in lines if line.startswith("State:")), "")
+    try:
+        waits = Path(f"/proc/{pid}/wchan").read_text("ascii", "replace").strip("0")
+    except OSError:
+        waits = ""
+    return f"{state}{f', waits in {waits}' if waits else ''}{os.linesep}{_command(pid)}"
+
+
+def _command(pid: int) -> str:
+    """The program alone: arguments may hold secrets."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,21 @@
+"""What a process does for a supervisor outside (`guard run`), if it has one."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+
+MARK = "GUARD_SUPERVISED"  # in the environment of everything that a supervisor started
+
+
+def show_stacks_on_quit() -> None:
+    """On SIGQUIT the stacks of all threads go to stderr, and the process goes on: evidence of a hang where nobody may
+    look into the process. Only under a supervisor, and where nobody else listens to that signal.
+    """
+    if os.environ.get(MARK) and sys.__stderr__ and signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL:
+        try:
+            faulthandler.register(signal.SIGQUIT, file=sys.__stderr__, all_threads=True)
+        except (ValueError, OSError):
+            return  # a stderr that is no file: less evidence, and nothing else is lost
