@@ -124,18 +124,18 @@ def _where(ranks: Ranks, run_dir: Any, resume: str) -> tuple[Path, IncidentLog, 
     Raises:
         RunDirError: the directory cannot be used; on all ranks.
     """
-    found: tuple[Path, IncidentLog, bool] | RunDirError | None = None
+    found: tuple[Path, IncidentLog, bool] | Exception | None = None
     if not ranks.rank:
-        path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
-        before = IncidentLog(read_journal(path))
         try:
+            path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
+            before = IncidentLog(read_journal(path))
             if ranks.world > 1 and holder_alive(path, SystemClock()):
                 raise RunDirError(f"{path} belongs to a running guard; give this run its own run_dir, or end that one")
             found = path, before, resuming.check(path, before, resume)
-        except RunDirError as error:
+        except Exception as error:  # noqa: BLE001 - the others wait for rank 0's word; raised on all of them
             found = error
     found = ranks.broadcast(found)
-    if isinstance(found, RunDirError):
+    if isinstance(found, Exception):
         raise found
     assert found is not None, "rank 0 has looked"
     return found

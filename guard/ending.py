@@ -26,6 +26,8 @@ def close(guard: Guard, timeout: float, *, crashed: bool, preempted: bool) -> No
         report.write("preempted", durable=True, checkpoint=guard.boundary.save_last(GRACE / 2))
     elif guard.acting and guard.attached and not live.stopping and not crashed:
         _verify(guard)
+    if crashed and (gone := live.ranks.gone()):
+        report.trouble("rank_lost", f"{gone}, and the others cannot go on without it", "ranks", "critical")
     live.errands.close(timeout)
     guard.report_errands()
     if not preempted:  # else what is open is taken up by the next process
@@ -67,6 +69,7 @@ def let_go(guard: Guard) -> None:
 def end_preempted(guard: Guard, preemption: Preemption) -> None:
     """At a boundary, after SIGTERM: the state of now is written, and the process ends."""
     if not guard.closed:
+        preemption.in_time()
         guard.close(preempted=True)
         preemption.end()
 

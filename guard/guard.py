@@ -275,7 +275,8 @@ class Guard:
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
             self.give_up(error)
-            accepted = not self.acting or careful_norm(slot.reader.gradients()) < math.inf
+            bad = self.together is not None and self.together.agreed.bad_ranks  # on any rank: none may take it
+            accepted = not self.acting or (not bad and careful_norm(slot.reader.gradients()) < math.inf)
             if not accepted:
                 self.live.leave_out()  # the gate holds to the last
             return self._update(slot, closure, result) if accepted else result

@@ -52,12 +52,16 @@ class Preemption:
 
     def release(self) -> None:
         """Puts the handlers back that were there; not where somebody has put another on top since."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self.in_time()
         if threading.current_thread() is threading.main_thread():
             for number, handler in ((signal.SIGTERM, self._end), *((n, self._ask) for n in self._before)):
                 if number in self._before and signal.getsignal(number) == handler:
                     signal.signal(number, self._before[number])
+
+    def in_time(self) -> None:
+        """The boundary has come: nobody need save anything late any more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def end(self) -> None:
         """All is safe: the handler of before has its turn, then the process ends.

@@ -239,8 +239,10 @@ class Ranks:
         except RuntimeError as error:
             raise self._lose(what, error) from error
 
-    def _lose(self, what: str, error: RuntimeError) -> RankLostError:
-        """What is known; from now on nothing can be agreed on."""
+    def gone(self) -> str:
+        """Which other ranks have ended, as far as this host can tell, e.g. ``rank 1 (process 7 on node3) has ended``;
+        empty if none. Asks nobody.
+        """
         here = platform.node()
         gone = [
             f"rank {rank} (process {pid} on {host})"
@@ -248,7 +250,11 @@ class Ranks:
             if rank != self.rank and host == here and has_ended(pid)
         ]
         verb = "has" if len(gone) == 1 else "have"
-        who = f"{', '.join(gone)} {verb} ended" if gone else "another rank does not answer"
+        return f"{', '.join(gone)} {verb} ended" if gone else ""
+
+    def _lose(self, what: str, error: RuntimeError) -> RankLostError:
+        """What is known; from now on nothing can be agreed on."""
+        who = self.gone() or "another rank does not answer"
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         self._lost = RankLostError(f"rank {self.rank} of {self.world} is alone {what}: {who}. gloo says: {said}")
         return self._lost

@@ -242,6 +242,7 @@ def lost(rank: int, folder: str) -> str:
     try:
         one.go(24, [(1, 9, "kill")])
     except (RankLostError, RuntimeError) as error:  # the training's own collective may meet it first
+        one.guard.close(crashed=True)
         return type(error).__name__
     return "nothing"
 

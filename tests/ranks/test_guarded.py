@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from guard.checkpoints import manifest
+from guard.incidents import read_journal
 
 from . import guarded
 from .processes import run
@@ -91,6 +92,9 @@ def test_a_guard_that_fails_on_one_rank_lets_go_on_all(tmp_path: Path) -> None:
 def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     first, _ = run(guarded.lost, str(tmp_path), mortal=(1,))
     assert first in ("RankLostError", "RuntimeError")
+    opened = [e for e in read_journal(tmp_path) if e["kind"] == "incident_opened"]
+    assert [e["detector"] for e in opened] == ["rank_lost"]
+    assert "rank 1 (process " in opened[0]["detection"]["message"]
 
 
 def faults(count: int, steps: int, seed: int) -> list[guarded.Fault]:
