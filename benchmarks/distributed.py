@@ -52,7 +52,7 @@ def agreement(ranks: Ranks, blocks: int) -> None:
 
     def agree() -> None:
         s.loss, s.grad_norm, s.lr, s.loss_known = 2.0, 1.0, 1e-3, True
-        ranks.agree(s, norm_squared=0.5, leaving=False, has_more=False, due=False)
+        ranks.agree(s, norm_squared=0.5, leaving=False, has_more=False)
 
     def reduce() -> None:
         dist.all_reduce(bare, group=ranks._group)

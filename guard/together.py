@@ -76,7 +76,6 @@ class Together:
             norm_squared=s.grad_norm * s.grad_norm * slot.reader.share,
             leaving=False,
             has_more=more is not None,
-            due=False,
         )
         self.asked = True
         if self.agreed.more:

@@ -27,7 +27,6 @@ _GRAD_NAN, _GRAD_INF = 16, 32
 _OVERFLOW = 64
 _LEAVING = 128
 _MORE = 256
-_DUE = 512
 _GUESSED = 1024
 _TIMED = 2048
 _RATES_BAD = 4096
@@ -41,14 +40,12 @@ class Agreed(NamedTuple):
     """What all ranks know after a tick's agreement, besides the signals.
 
     Args:
-        due: rank 0's clock says that something is due.
         more: some rank has more to say than the vector holds; all ranks are to `Ranks.gather` now.
         leaving: ranks whose guard lets go of the run; all others must do the same now.
         bad_ranks, bad_loss_ranks: whose gradient, whose loss is not finite.
         overflow_ranks: whose loss scaler leaves this step out.
     """
 
-    due: bool = False
     more: bool = False
     leaving: tuple[int, ...] = ()
     bad_ranks: tuple[int, ...] = ()
@@ -77,7 +74,7 @@ class Packer:
         self._limit = 1e308 / world  # of a number, so that the sum is finite too
         self.vector = array("d", self._empty)
 
-    def write(self, s: Signals, norm_squared: float, *, leaving: bool, more: bool, due: bool) -> None:
+    def write(self, s: Signals, norm_squared: float, *, leaving: bool, more: bool) -> None:
         """This rank's part.
 
         Args:
@@ -87,7 +84,7 @@ class Packer:
         """
         v, limit, rank = self.vector, self._limit, self._rank
         v[:] = self._empty
-        flags = _LEAVING * leaving | _MORE * more | _DUE * due
+        flags = _LEAVING * leaving | _MORE * more
         if leaving:
             v[_SUMS + rank] = flags
             return
@@ -170,7 +167,7 @@ class Packer:
             s.lr, s.lr_effective, s.loss_scale = total[_LR], total[_LR_EFFECTIVE], total[_SCALE]
         if seen & (_TIMED | _FED):
             s.deep = self._look(s.deep, total, seen, count(_TIMED))
-        if not seen & (_LOSS_BAD | _GRAD_BAD | _OVERFLOW | _LEAVING | _MORE | _DUE):
+        if not seen & (_LOSS_BAD | _GRAD_BAD | _OVERFLOW | _LEAVING | _MORE):
             return CALM
         if seen & _LOSS_BAD:
             s.loss = _sum_of_odd(seen)
@@ -181,9 +178,7 @@ class Packer:
         def who(bits: int) -> tuple[int, ...]:
             return tuple(rank for rank, f in enumerate(every) if f & bits)
 
-        return Agreed(
-            bool(every[0] & _DUE), bool(seen & _MORE), who(_LEAVING), who(_GRAD_BAD), who(_LOSS_BAD), who(_OVERFLOW)
-        )
+        return Agreed(bool(seen & _MORE), who(_LEAVING), who(_GRAD_BAD), who(_LOSS_BAD), who(_OVERFLOW))
 
     def _look(self, deep: dict[str, object] | None, total: Sequence[float], seen: int, timed: int) -> dict[str, object]:
         agreed = {part: value for part, value in (deep or {}).items() if part not in ("seconds", "inputs")}

@@ -93,7 +93,7 @@ class Ranks:
 
     # ---- once a tick
 
-    def agree(self, s: Signals, *, norm_squared: float, leaving: bool, has_more: bool, due: bool) -> Agreed:
+    def agree(self, s: Signals, *, norm_squared: float, leaving: bool, has_more: bool) -> Agreed:
         """One sum over all ranks, after which `s` holds the same on each of them.
 
         Args:
@@ -105,20 +105,19 @@ class Ranks:
                 `GradientReader.share`.
             leaving: the guard of this rank lets go of the run; its signals do not count.
             has_more: this rank has something to `gather`.
-            due: something is due by this rank's clock; rank 0's counts.
 
         Raises:
             RankLostError: another rank has ended, or does not answer within the timeout.
         """
         if self.world == 1:
-            return Agreed(due, has_more, (0,)) if leaving else Agreed(due, has_more) if due or has_more else CALM
-        self._packer.write(s, norm_squared, leaving=leaving, more=has_more, due=due)
+            return Agreed(has_more, (0,)) if leaving else Agreed(has_more) if has_more else CALM
+        self._packer.write(s, norm_squared, leaving=leaving, more=has_more)
         self._sum(self._vector, "in the agreement of a tick")
         return self._packer.read(self._vector.tolist(), s)
 
     def leave(self) -> Agreed:
         """Takes part in one last agreement, with nothing but the word that this rank's guard lets go of the run."""
-        return self.agree(Signals(), norm_squared=0.0, leaving=True, has_more=False, due=False)
+        return self.agree(Signals(), norm_squared=0.0, leaving=True, has_more=False)
 
     # ---- now and then
 

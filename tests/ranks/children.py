@@ -32,7 +32,7 @@ def agreed_on(rank: int, ticks: list[list[dict[str, Any]]]) -> list[Said]:
         said = dict(by_rank[rank])
         norm_squared, flags = said.pop("norm_squared"), said.pop("flags", {})
         s = Signals(**said)
-        flags = {"leaving": False, "has_more": False, "due": False} | flags
+        flags = {"leaving": False, "has_more": False} | flags
         agreed = ranks.agree(s, norm_squared=norm_squared, **flags)
         told.append((agreed, tuple(getattr(s, name) for name in sorted(Signals.__slots__))))
     ranks.close()
@@ -79,7 +79,7 @@ def talk(rank: int) -> dict[str, Any]:
 def dies(rank: int) -> Said:
     """Rank 1 is killed between two agreements; the others wait for it without a limit of their own."""
     ranks = Ranks.attach()
-    agree = {"norm_squared": 1.0, "leaving": False, "has_more": False, "due": False}
+    agree = {"norm_squared": 1.0, "leaving": False, "has_more": False}
     ranks.agree(Signals(loss=1.0), **agree)  # type: ignore[arg-type]
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -142,7 +142,7 @@ def agreed_norm(ranks: Ranks, net: nn.Module, scale: float = 1.0) -> tuple[float
     reader = GradientReader(torch.optim.SGD(net.parameters(), lr=0.1), ranks.world)
     local = reader.read() / scale
     s = Signals(loss=1.0, grad_norm=local)
-    ranks.agree(s, norm_squared=local * local * reader.share, leaving=False, has_more=False, due=False)
+    ranks.agree(s, norm_squared=local * local * reader.share, leaving=False, has_more=False)
     return local, s.grad_norm, reader.count
 
 
@@ -196,7 +196,7 @@ def partial_sums(rank: int) -> tuple[float, float]:
     reader = GradientReader(torch.optim.SGD([p], lr=0.1), ranks.world)
     local = reader.read()
     s = Signals(grad_norm=local)
-    ranks.agree(s, norm_squared=local * local * reader.share, leaving=False, has_more=False, due=False)
+    ranks.agree(s, norm_squared=local * local * reader.share, leaving=False, has_more=False)
     return local, s.grad_norm
 
 

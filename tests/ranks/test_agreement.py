@@ -17,7 +17,7 @@ from guard.ranks.agreement import Packer
 from guard.types import Signals
 
 NAN, INF = math.nan, math.inf
-QUIET = {"leaving": False, "has_more": False, "due": False}
+QUIET = {"leaving": False, "has_more": False}
 
 numbers = st.floats(-1e6, 1e6)
 losses = st.one_of(st.none(), numbers, st.sampled_from([NAN, INF, -INF, 1e308, -1e308, 5e-324]))
@@ -60,7 +60,7 @@ def together(said: list[dict[str, Any]]) -> list[tuple[Agreed, Signals]]:
         rest = {k: v for k, v in by_rank.items() if k not in ("norm_squared", "flags")}
         packer, s = Packer(rank, len(said)), Signals(**rest)
         flags = QUIET | by_rank.get("flags", {})
-        packer.write(s, by_rank["norm_squared"], leaving=flags["leaving"], more=flags["has_more"], due=flags["due"])
+        packer.write(s, by_rank["norm_squared"], leaving=flags["leaving"], more=flags["has_more"])
         packers.append(packer)
         signals.append(s)
     assert all(math.isfinite(x) for p in packers for x in p.vector), "NaN and Inf are never sent"
@@ -91,7 +91,6 @@ def defined(said: list[dict[str, Any]]) -> dict[str, Any]:
             r for r, x in enumerate(said) if x in there and x["loss_known"] and not math.isfinite(x["loss"])
         ),
         "more": any(x.get("flags", {}).get("has_more") for x in said),
-        "due": bool(said[0].get("flags", {}).get("due")),
     }
 
 
@@ -101,7 +100,7 @@ def check(said: list[dict[str, Any]], agreed: Agreed, s: dict[str, Any]) -> None
         assert s[name] == pytest.approx(wanted[name], rel=1e-12, nan_ok=True), name
     for name in ("loss_known", "overflow", "params"):
         assert s[name] == wanted[name], name
-    for name in ("leaving", "bad_ranks", "bad_loss_ranks", "more", "due"):
+    for name in ("leaving", "bad_ranks", "bad_loss_ranks", "more"):
         assert getattr(agreed, name) == wanted[name], name
     if not wanted["leaving"]:
         rates = ("lr", "lr_effective", "loss_scale")
@@ -156,10 +155,10 @@ def test_a_healthy_tick_needs_no_words() -> None:
 
 def test_a_packer_forgets_the_tick_before() -> None:
     packer = Packer(0, 2)
-    packer.write(Signals(loss=NAN, loss_known=True, grad_norm=INF), INF, leaving=False, more=True, due=True)
-    packer.write(Signals(loss=1.0, grad_norm=2.0, lr=0.5, params=3), 4.0, leaving=False, more=False, due=False)
+    packer.write(Signals(loss=NAN, loss_known=True, grad_norm=INF), INF, leaving=False, more=True)
+    packer.write(Signals(loss=1.0, grad_norm=2.0, lr=0.5, params=3), 4.0, leaving=False, more=False)
     fresh = Packer(0, 2)
-    fresh.write(Signals(loss=1.0, grad_norm=2.0, lr=0.5, params=3), 4.0, leaving=False, more=False, due=False)
+    fresh.write(Signals(loss=1.0, grad_norm=2.0, lr=0.5, params=3), 4.0, leaving=False, more=False)
     assert packer.vector == fresh.vector == array("d", [1.0, 4.0, 3.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0])
 
 
@@ -167,7 +166,7 @@ def test_alone_everything_comes_back_as_it_was() -> None:
     ranks, s = Ranks.alone(), Signals(loss=2.0, grad_norm=INF, lr=0.1)
     before = repr(as_dict(s))
     assert ranks.agree(s, norm_squared=INF, **QUIET) is CALM
-    assert ranks.agree(s, norm_squared=1.0, leaving=True, has_more=True, due=True) == Agreed(True, True, (0,))
+    assert ranks.agree(s, norm_squared=1.0, leaving=True, has_more=True) == Agreed(True, (0,))
     assert repr(as_dict(s)) == before
     thing = object()
     assert ranks.gather(thing) == [thing]
@@ -205,7 +204,7 @@ def random_ticks(world: int, count: int) -> list[list[dict[str, Any]]]:
                     "params": r.randrange(5),
                     "guess": r.choice([NAN, r.random()]),
                     "deep": r.choice([None, {"seconds": r.random()}]),
-                    "flags": {name: not calm and r.random() < 0.1 for name in ("has_more", "due")},
+                    "flags": {name: not calm and r.random() < 0.1 for name in ("has_more",)},
                 }
             )
         ticks.append(by_rank)
