@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from guard import exiting, resuming, supervised
+from guard import exiting, home, resuming, supervised
 from guard.checkpoints import Stateful
 from guard.clock import SystemClock
 from guard.errors import RunDirError, TrainingStopped, UsageError
@@ -112,6 +112,7 @@ def attach(
         guard.report.notice("warning", advice)
     if not ranks.rank:
         _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
+        _announce(guard)
     exiting.install()
     supervised.show_stacks_on_quit()
     atexit.register(_close_at_exit, weakref.ref(guard))
@@ -188,6 +189,20 @@ def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -
     courier.start()
     guard.report.wake = courier.wake
     guard.on_close.append(courier.close)
+
+
+def _announce(guard: Guard) -> None:
+    """Tells the daemons where the run is. Without one, or without a home, the run is none the worse."""
+    if (path := home.where()) is None:
+        return
+    try:
+        home.Home(path, guard.clock).announce_run(
+            guard.run_dir, guard.run_dir.name, world=guard.live.ranks.world, supervisor=supervised.by()
+        )
+    except OSError as error:
+        guard.report.notice(
+            "info", f"the run is not announced in {path} ({error.strerror}), so that no daemon will watch it"
+        )
 
 
 def _close_at_exit(reference: weakref.ref[Guard]) -> None:

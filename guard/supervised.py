@@ -7,7 +7,16 @@ import os
 import signal
 import sys
 
+from guard.process import started
+
 MARK = "GUARD_SUPERVISED"  # in the environment of everything that a supervisor started
+WHO = "GUARD_SUPERVISOR"  # beside it: the supervisor's pid and start time
+
+
+def by() -> tuple[int, str | None] | None:
+    """The supervisor's pid and start time, or None if there is none, or it has gone."""
+    pid, _, since = os.environ.get(WHO, "").partition(":")
+    return (int(pid), since) if pid.isdigit() and since and started(int(pid)) == since else None
 
 
 def show_stacks_on_quit() -> None:

@@ -17,7 +17,7 @@ _LOOK = 0.5  # [s] between looks at a paused run's requests
 
 def taken(guard: Guard) -> list[control.Request | str]:
     """What people have asked for since the last step, taken out of `control/`."""
-    return list(control.take(guard.run_dir))
+    return control.take(guard.run_dir, guard.clock.time())
 
 
 def obey(guard: Guard, requests: Iterable[control.Request | str]) -> None:
@@ -27,6 +27,8 @@ def obey(guard: Guard, requests: Iterable[control.Request | str]) -> None:
             guard.report.notice("warning", request)
             continue
         try:
+            if request.refused:
+                raise UsageError(request.refused)
             accepted, message = True, _do(guard, request)
         except UsageError as error:
             accepted, message = False, str(error)

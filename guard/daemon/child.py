@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from guard.supervised import MARK
+from guard.process import started
+from guard.supervised import MARK, WHO
 
 _KEPT = 64 << 10  # [bytes] of each stream
 _LINE = 400  # characters of a line
@@ -80,7 +81,12 @@ class ChildProcess:
         marks = [mark for mark in (environment.get(MARK), self._token) if mark]  # supervisors may be nested
         self._process = subprocess.Popen(
             list(command),
-            env={"PYTHONUNBUFFERED": "1", **environment, MARK: ":".join(marks)},
+            env={
+                "PYTHONUNBUFFERED": "1",
+                **environment,
+                MARK: ":".join(marks),
+                WHO: f"{os.getpid()}:{started(os.getpid())}",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

@@ -2,5 +2,6 @@
 
 from guard.incidents.journal import Follower, read_journal
 from guard.incidents.log import IncidentLog
+from guard.incidents.outside import StoryFollower, read_story
 
-__all__ = ["Follower", "IncidentLog", "read_journal"]
+__all__ = ["Follower", "IncidentLog", "StoryFollower", "read_journal", "read_story"]

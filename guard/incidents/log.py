@@ -21,6 +21,7 @@ class IncidentLog:
         asked_mode: what a person last asked of the whole run, or None.
         memory: the last `memory` entry: budgets, ladders and what was in force; or None.
         segments: how often the run was started.
+        acks: by incident, the first `ack` entry: a person has seen it.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -32,6 +33,8 @@ class IncidentLog:
         self.asked_mode: Mode | None = None
         self.memory: Entry | None = None
         self.segments = 0
+        self.acks: dict[str, Entry] = {}
+        self._silences: dict[str | None, Entry] = {}
         for entry in entries:
             self.apply(entry)
 
@@ -51,12 +54,22 @@ class IncidentLog:
                 self.memory = entry
             case "notice":
                 self.notices.append(entry)
+            case "ack":
+                self.acks.setdefault(entry["incident"], entry)
+            case "silence":
+                self._silences[entry["policy"]] = entry
             case "incident_opened":
                 return self._open(entry)
         incident = self.incidents.get(entry.get("incident", ""))
         if incident is not None:
             self._change(incident, entry)
         return incident
+
+    def silence(self, policy: str, now: float) -> Entry | None:
+        """The `silence` entry that mutes a policy's messages now, or None. Of the whole run's and the policy's own, the
+        one that lasts longer."""
+        found = [e for key in (None, policy) if (e := self._silences.get(key)) is not None and e["until"] > now]
+        return max(found, key=lambda e: float(e["until"]), default=None)
 
     def _open(self, e: Entry) -> Incident:
         evidence: dict[str, Any] = {"detection": e["detection"], "signals": e.get("signals", [])}

@@ -23,6 +23,7 @@ from typing import Any
 from guard.clock import Clock
 from guard.errors import RunDirError
 from guard.incidents import journal
+from guard.process import boot_id, started
 from guard.types import Entry
 
 # The columns of signals.csv.
@@ -356,9 +357,9 @@ class Lease:
         self.path, self.clock = path, clock
         self._me = {
             "host": socket.gethostname(),
-            "boot": _boot_id(),
+            "boot": boot_id(),
             "pid": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": started(os.getpid()),
         }
 
     def take(self) -> None:
@@ -418,7 +419,7 @@ class Lease:
             return False  # this very process: a second attach takes over from the first
         try:
             if holder.get("host") == self._me["host"] and holder.get("boot") == self._me["boot"]:
-                return _started(int(holder.get("pid", 0))) == holder.get("started") is not None
+                return started(int(holder.get("pid", 0))) == holder.get("started") is not None
             return float(holder.get("expires", 0)) > self.clock.time()
         except (TypeError, ValueError):
             return False  # it says nothing
@@ -429,23 +430,3 @@ def holder_alive(run_dir: Path, clock: Clock) -> bool:
     lease = Lease(run_dir / "owner.json", clock)
     holder = lease._read()
     return bool(holder) and lease._alive(holder or {})
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str | None:
-    """Start time of a process as the kernel counts it, so that a reused pid is not taken for the old one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        pass
-    try:
-        os.kill(pid, 0)
-    except (OSError, OverflowError, ValueError):
-        return None
-    return "unknown"

@@ -21,6 +21,8 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "resumed": {"checkpoint": str},
     "preempted": {"checkpoint": (str, type(None))},
     "reopened": {"author": str},
+    "ack": {"incident": str, "author": str},
+    "silence": {"until": (int, float), "author": str, "policy": (str, type(None))},
 }
 _RESULT: dict[str, type | tuple[type, ...]] = {"type": str, "summary": str, "changes": dict, "standing": bool}
 _ALLOWED = {"mode": get_args(Mode), "status": get_args(Status)}

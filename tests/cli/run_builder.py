@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from guard.incidents.journal import NAME, encode
-from guard.incidents.rundir import CSV_COLUMNS, _boot_id, _started
+from guard.incidents.rundir import CSV_COLUMNS
+from guard.process import boot_id, started
 
 START = 1_700_000_000.0
 POLICY = """\
@@ -149,7 +150,7 @@ class RunBuilder:
     def alive(self) -> None:
         """This test's own process owns the directory, under another pid's name: the parent's."""
         pid = os.getppid()
-        owner = {"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "started": _started(pid), "expires": 2e9}
+        owner = {"host": socket.gethostname(), "boot": boot_id(), "pid": pid, "started": started(pid), "expires": 2e9}
         (self.path / "owner.json").write_text(json.dumps(owner))
 
 

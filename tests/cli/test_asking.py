@@ -44,7 +44,7 @@ class Run(FakeClock):
             (self.builder.path / "owner.json").unlink(missing_ok=True)
         elif self.takes_after == 0:
             self.builder.write("notice", severity="info", message="something else")
-            for request in control.take(self.builder.path):
+            for request in control.take(self.builder.path, 0.0):
                 self.took.append(request)
                 self.builder.write(
                     "request",
@@ -85,7 +85,7 @@ def test_no_answer_in_time_leaves_the_request(guard, run):
     answer = guard("stop", "runs/exp1", "--wait", "2.5")
     assert answer.code == 1
     assert "no answer within 2.5 s; the request stays" in answer.err
-    assert len(control.take(Path("runs/exp1"))) == 1
+    assert len(control.take(Path("runs/exp1"), 0.0)) == 1
 
 
 def test_not_waiting(guard, run):
@@ -100,7 +100,7 @@ def test_a_run_that_ends_meanwhile_leaves_no_request_behind(guard, run):
     answer = guard("stop", "runs/exp1")
     assert answer.code == 3
     assert "the run ended before it took the request" in answer.err
-    assert control.take(Path("runs/exp1")) == []
+    assert control.take(Path("runs/exp1"), 0.0) == []
 
 
 def test_ctrl_c_while_waiting(guard, run):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from guard import process
 from guard.clock import FakeClock
 from guard.errors import RunDirError
 from guard.incidents import read_journal, rundir
@@ -106,7 +107,7 @@ def test_a_damaged_last_line_stops_nobody(open_dir: Open, tmp_path: Path, damage
 
 
 def test_two_live_guards_are_refused(open_dir: Open, tmp_path: Path) -> None:
-    holder(tmp_path / "run", pid=os.getppid(), started=rundir._started(os.getppid()))
+    holder(tmp_path / "run", pid=os.getppid(), started=process.started(os.getppid()))
     with pytest.raises(RunDirError, match=f"belongs to a running guard \\(pid {os.getppid()}"):
         open_dir()
     assert holder_alive(tmp_path / "run", FakeClock())
@@ -114,7 +115,7 @@ def test_two_live_guards_are_refused(open_dir: Open, tmp_path: Path) -> None:
 
 def test_a_dead_process_is_taken_over_from(open_dir: Open, tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    started = rundir._started(dead.pid)
+    started = process.started(dead.pid)
     dead.wait()
     holder(tmp_path / "run", pid=dead.pid, started=started)
     assert notice(open_dir())["seq"] == 0
