@@ -197,7 +197,11 @@ def _announce(guard: Guard) -> None:
         return
     try:
         home.Home(path, guard.clock).announce_run(
-            guard.run_dir, guard.run_dir.name, world=guard.live.ranks.world, supervisor=supervised.by()
+            guard.run_dir,
+            guard.run_dir.name,
+            world=guard.live.ranks.world,
+            supervisor=supervised.by(),
+            restarter=supervised.other_restarter(os.environ),
         )
     except OSError as error:
         guard.report.notice(
@@ -210,7 +214,8 @@ def _close_at_exit(reference: weakref.ref[Guard]) -> None:
     guard = reference()
     if guard is not None:
         kind = getattr(sys, "last_type", None)
-        guard.close(crashed=kind is not None and not issubclass(kind, TrainingStopped))
+        crashed = kind is not None and not issubclass(kind, TrainingStopped)
+        guard.close(crashed=crashed and (getattr(sys, "last_value", None) or True))
 
 
 def _check(model: Any, optimizers: Sequence[Any], state: Mapping[str, Any], mode: Any) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FLUSH = 0.2  # [s] of `close` that are left for the disk
 
 
-def close(guard: Guard, timeout: float, *, crashed: bool, preempted: bool) -> None:
+def close(guard: Guard, timeout: float, *, crashed: BaseException | bool, preempted: bool) -> None:
     """See `Guard.close`.
 
     Args:
@@ -24,9 +24,9 @@ def close(guard: Guard, timeout: float, *, crashed: bool, preempted: bool) -> No
     guard.doing = "end"
     if preempted:
         report.write("preempted", durable=True, checkpoint=guard.boundary.save_last(GRACE / 2))
-    elif guard.acting and guard.attached and not live.stopping and not crashed:
+    elif guard.acting and guard.attached and not live.stopping and crashed is False:
         _verify(guard)
-    if crashed and (gone := live.ranks.gone()):
+    if crashed is not False and (gone := live.ranks.gone()):
         report.trouble("rank_lost", f"{gone}, and the others cannot go on without it", "ranks", "critical")
     live.errands.close(timeout)
     guard.report_errands()
@@ -36,8 +36,10 @@ def close(guard: Guard, timeout: float, *, crashed: bool, preempted: bool) -> No
         live.feed.release()
     if durable is not None:
         durable.close(timeout)
-    status = "preempted" if preempted else "stopped" if live.stopping else "crashed" if crashed else "finished"
-    report.finished(status, guard.summary())
+    status = (
+        "preempted" if preempted else "stopped" if live.stopping else "crashed" if crashed is not False else "finished"
+    )
+    report.finished(status, guard.summary(), crashed if isinstance(crashed, BaseException) else None)
     guard.detach()
     live.ranks.close()
     until = guard.clock.monotonic() + timeout

@@ -484,12 +484,12 @@ class Guard:
         if self.preemption is not None:
             self.preemption.release()
 
-    def close(self, timeout: float = 5.0, *, crashed: bool = False, preempted: bool = False) -> None:
+    def close(self, timeout: float = 5.0, *, crashed: BaseException | bool = False, preempted: bool = False) -> None:
         """Last check, flush, run marked finished. The courier gets `timeout` [s] and no longer. May be called twice.
 
         Args:
             timeout: for the courier [s].
-            crashed: the run ends because of an exception.
+            crashed: the exception because of which the run ends, or True if which is not known.
             preempted: it ends because the machine is taken away; a checkpoint is written first.
         """
         if not self.closed and os.getpid() == self.pid:
@@ -504,8 +504,8 @@ class Guard:
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(crashed=kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        self.close(crashed=error or kind is not None)
 
     # ---- the rest
 

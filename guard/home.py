@@ -4,7 +4,6 @@
       runs/<run id>.json          a run has begun, and where it is
       daemons/<daemon id>.json    a daemon lives, for a minute from now
       listeners/<app>.json        who listens to a Slack app, for a minute from now
-      couriers/<run id>.json      which daemon tells of a run, for a minute from now
       forward/<daemon id>/        what a listener has heard for runs that only another host reaches
 
 It may lie on a disk that several hosts share: files are written under a temporary name and renamed, and whoever claims
@@ -46,6 +45,7 @@ class Announcement:
         time: when [s since the epoch].
         world: number of ranks.
         supervisor: ``(pid, started)`` of a `guard run` that restarts it, or None.
+        restarter: who else does: torchrun, Slurm, Kubernetes; or None.
     """
 
     id: str
@@ -59,6 +59,7 @@ class Announcement:
     time: float
     world: int = 1
     supervisor: tuple[int, str | None] | None = None
+    restarter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,13 @@ class Home:
     # ---- runs
 
     def announce_run(
-        self, run_dir: Path, run: str, *, world: int = 1, supervisor: tuple[int, str | None] | None = None
+        self,
+        run_dir: Path,
+        run: str,
+        *,
+        world: int = 1,
+        supervisor: tuple[int, str | None] | None = None,
+        restarter: str | None = None,
     ) -> Announcement:
         """Raises OSError where it cannot be written."""
         host, pid = socket.gethostname(), os.getpid()
@@ -144,6 +151,7 @@ class Home:
             self._clock.time(),
             world,
             supervisor,
+            restarter,
         )
         self._write(f"runs/{found.id}.json", asdict(found))
         return found
@@ -166,9 +174,8 @@ class Home:
         return found if found.id == id_ == run_id(str(found.host), str(found.run_dir)) else None
 
     def forget_run(self, id_: str) -> None:
-        for folder in ("runs", "couriers"):
-            with contextlib.suppress(OSError):
-                (self.path / folder / f"{id_}.json").unlink()
+        with contextlib.suppress(OSError):
+            (self.path / "runs" / f"{id_}.json").unlink()
 
     # ---- daemons
 
@@ -196,6 +203,12 @@ class Home:
     def delivers(self, host: str) -> bool:
         """A live daemon of that host tells people."""
         return any(d.delivers and d.host == host for d in self.daemons())
+
+    def teller(self, run: Announcement) -> Daemon | None:
+        """The one daemon that tells of a run: of its own host if there is one, else any; of several the first by id."""
+        living = [d for d in self.daemons() if d.delivers]
+        near = [d for d in living if d.host == run.host]
+        return min(near or living, key=lambda d: d.id, default=None)
 
     # ---- claims: one of many, for a time
 

@@ -20,6 +20,7 @@ from guard.incidents.rundir import RunDir, SignalRow
 from guard.policy import engine
 from guard.types import Detection, Entry, Result, Severity
 
+_ERROR = 2000  # characters of an exception's text
 _AROUND = 20  # ticks that loss_before and loss_after are the median of
 
 
@@ -230,8 +231,14 @@ class Reporter:
 
         self.files.write_text("run.json", json.dumps(entry, indent=1, default=str) + "\n")
 
-    def finished(self, status: str, summary: dict[str, Any]) -> None:
-        self.write("run_finished", durable=True, status=status, summary=summary)
+    def finished(self, status: str, summary: dict[str, Any], error: BaseException | None = None) -> None:
+        """The run is over.
+
+        Args:
+            error: the exception that ended it.
+        """
+        why = {} if error is None else {"error": f"{type(error).__name__}: {error}"[:_ERROR]}
+        self.write("run_finished", durable=True, status=status, summary=summary, **why)
 
     def training_stopped(self) -> TrainingStopped:
         """The exception that tells the loop about the incident that stopped it."""

@@ -1,4 +1,4 @@
-"""What a process does for a supervisor outside (`guard run`), if it has one."""
+"""Who starts this process again if it ends, and what it does for a supervisor outside (`guard run`), if it has one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Mapping
 
 from guard.process import started
 
 MARK = "GUARD_SUPERVISED"  # in the environment of everything that a supervisor started
+_OTHERS = {"TORCHELASTIC_RUN_ID": "torchrun", "SLURM_JOB_ID": "Slurm", "KUBERNETES_SERVICE_HOST": "Kubernetes"}
 WHO = "GUARD_SUPERVISOR"  # beside it: the supervisor's pid and start time
 
 
@@ -17,6 +19,11 @@ def by() -> tuple[int, str | None] | None:
     """The supervisor's pid and start time, or None if there is none, or it has gone."""
     pid, _, since = os.environ.get(WHO, "").partition(":")
     return (int(pid), since) if pid.isdigit() and since and started(int(pid)) == since else None
+
+
+def other_restarter(environment: Mapping[str, str]) -> str | None:
+    """Who else starts this process again when it ends."""
+    return next((name for key, name in _OTHERS.items() if environment.get(key)), None)
 
 
 def show_stacks_on_quit() -> None:

@@ -79,32 +79,46 @@ def test_a_daemon_lives_as_long_as_its_process_here_and_as_its_word_elsewhere(at
     assert at.daemons() == []
 
 
+def test_one_daemon_tells_of_a_run(at: Home, clock: FakeClock, tmp_path: Path) -> None:
+    run = at.announce_run(tmp_path, "exp1")
+    assert at.teller(run) is None
+    far = Daemon("a", "elsewhere", "x", 1, "1")
+    at.announce_daemon(far)
+    assert at.teller(run) == far
+    near = [Daemon(i, socket.gethostname(), boot_id(), os.getpid(), started(os.getpid())) for i in "cb"]
+    for daemon in near:
+        at.announce_daemon(daemon)
+    assert at.teller(run) == near[1]
+    at.announce_daemon(Daemon("aa", socket.gethostname(), boot_id(), os.getpid(), started(os.getpid()), delivers=False))
+    assert at.teller(run) == near[1]
+
+
 def test_a_claim_is_held_once_it_has_settled(at: Home, clock: FakeClock) -> None:
-    assert not at.claim("couriers", "r", "a")
+    assert not at.claim("listeners", "r", "a")
     clock.advance(3)
-    assert at.claim("couriers", "r", "a")
-    assert not at.claim("couriers", "r", "b")
+    assert at.claim("listeners", "r", "a")
+    assert not at.claim("listeners", "r", "b")
     clock.advance(LEASE - 1)
-    assert at.claim("couriers", "r", "a", app="A1")
-    assert at.claimed("couriers")["r"]["app"] == "A1"
-    at.release("couriers", "r", "b")
-    assert not at.claim("couriers", "r", "b")
-    at.release("couriers", "r", "a")
-    assert not at.claim("couriers", "r", "b")
+    assert at.claim("listeners", "r", "a", app="A1")
+    assert at.claimed("listeners")["r"]["app"] == "A1"
+    at.release("listeners", "r", "b")
+    assert not at.claim("listeners", "r", "b")
+    at.release("listeners", "r", "a")
+    assert not at.claim("listeners", "r", "b")
     clock.advance(3)
-    assert at.claim("couriers", "r", "b")
+    assert at.claim("listeners", "r", "b")
     clock.advance(LEASE + 1)
-    assert at.claimed("couriers") == {}
-    assert not at.claim("couriers", "r", "b"), "it had lapsed, so another may have had it meanwhile"
+    assert at.claimed("listeners") == {}
+    assert not at.claim("listeners", "r", "b"), "it had lapsed, so another may have had it meanwhile"
 
 
 def test_a_clock_set_back_does_not_hold_for_ever(at: Home, clock: FakeClock) -> None:
     clock.advance(1e6)
-    at.claim("couriers", "r", "a")
+    at.claim("listeners", "r", "a")
     clock.advance(-1e6)
-    at.claim("couriers", "r", "b")
+    at.claim("listeners", "r", "b")
     clock.advance(3)
-    assert at.claim("couriers", "r", "b")
+    assert at.claim("listeners", "r", "b")
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,13 +129,13 @@ def test_never_two_at_a_time(tmp_path_factory: pytest.TempPathFactory, calls: li
     held: dict[str, float] = {}
     for who, pause, release in calls:
         clock.advance(pause)
-        if at.claim("couriers", "r", who):
+        if at.claim("listeners", "r", who):
             assert all(clock.time() >= until for other, until in held.items() if other != who)
             held[who] = clock.time() + LEASE
         elif who in held:
             assert clock.time() >= held.pop(who)
         if release and who in held:
-            at.release("couriers", "r", who)
+            at.release("listeners", "r", who)
             del held[who]
 
 

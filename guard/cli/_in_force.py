@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from guard.incidents.rundir import CSV_COLUMNS
 from guard.types import Entry, Mode
 
-_TAIL = 4096  # bytes read from the end of signals.csv
 _ENDED = {
     "the learning rate is back at the schedule's": "scale_lr",
     "the precision override has ended": "precision",
@@ -78,20 +75,3 @@ def _end(now: InForce, what: str) -> None:
     elif what == "precision":
         now.precision = None
     now.changes = [c for c in now.changes if c[1] != what]
-
-
-def last_signals(run_dir: Path) -> dict[str, float] | None:
-    """The newest whole row of ``signals.csv``, or None."""
-    try:
-        with (run_dir / "signals.csv").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
-            lines = file.read().decode("ascii", "replace").split("\n")[:-1]
-    except OSError:
-        return None
-    for line in reversed(lines):
-        cells = line.split(",")
-        try:
-            return dict(zip(CSV_COLUMNS, map(float, cells), strict=True))
-        except ValueError:
-            continue
-    return None

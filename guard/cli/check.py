@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -15,26 +15,35 @@ from guard.cli._say import PROBLEMS, note, out, wrapped
 if TYPE_CHECKING:
     from guard.policy import PolicySet
 
+T = TypeVar("T")
+
 EXAMPLES = ("guard check guard.yaml", "guard check default", "guard check guard.yaml --send-test")
 
 
 def command(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", show_default=False, help="Policy files, or names of shipped policies."),
+        typer.Argument(
+            metavar="FILE...", show_default=False, help="Policy files, the daemon's file, or names of shipped policies."
+        ),
     ],
     send_test: Annotated[bool, typer.Option("--send-test", help="Send a test message to each receiver.")] = False,
 ) -> None:
-    """Check policies, and say what they will do.
+    """Check policies, or the daemon's file, and say what they will do.
 
     All problems of a file are told at once, each with its line and column. A policy without problems is
     told in plain sentences, attempt by attempt.
     """
+    from guard.policy import load
+
     broken = load_all()
     for number, file in enumerate(files):
         if number:
             out()
-        policies = _load(file)
+        if _is_settings(file):
+            broken |= not _check_settings(file, send_test=send_test)
+            continue
+        policies = _said(file, load)
         if policies is None:
             broken = True
             continue
@@ -44,10 +53,9 @@ def command(
     raise typer.Exit(PROBLEMS if broken else 0)
 
 
-def _load(file: str) -> PolicySet | None:
-    """The policy set; None after its problems have been said, one a line."""
+def _said(file: str, load: Callable[[Path | str], T]) -> T | None:
+    """What `load` makes of the file; None after its problems have been said, one a line."""
     from guard.errors import PolicyError
-    from guard.policy import load
 
     try:
         return load(Path(file) if os.path.lexists(file) else file)
@@ -56,6 +64,29 @@ def _load(file: str) -> PolicySet | None:
             typer.echo(str(problem).replace("<policy>", file), err=True)
         note(f"{file}: {len(error.problems)} problem{'' if len(error.problems) == 1 else 's'}")
         return None
+
+
+def _is_settings(file: str) -> bool:
+    if not os.path.lexists(file):
+        return False
+    from guard.daemon.settings import is_settings
+
+    return is_settings(Path(file))
+
+
+def _check_settings(file: str, *, send_test: bool) -> bool:
+    """Says what the daemon would do; True if that can be."""
+    from guard.daemon import settings
+    from guard.policy import PolicySet
+
+    found = _said(file, lambda path: settings.load(Path(path)))
+    if found is None:
+        return False
+    out(f"{file}: no problems. It is the daemon's: guard daemon {file}")
+    out()
+    for sentence in settings.explain(found):
+        out(wrapped(sentence, "  - ", "    "))
+    return not send_test or _test(PolicySet(receivers=found.receivers))
 
 
 def _explain(file: str, policies: PolicySet) -> None:

@@ -53,8 +53,9 @@ def command(
     """
     from guard.daemon import budget
     from guard.daemon.supervise import Plan
+    from guard.supervised import other_restarter
 
-    other = budget.other_restarter(os.environ)
+    other = other_restarter(os.environ)
     if restarts is None:
         restarts = budget.DEFAULT if other is None else 0
         if other is not None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from guard.cli import _runs
 from guard.cli._courier import untold
-from guard.cli._in_force import InForce, in_force, last_signals
+from guard.cli._in_force import InForce, in_force
 from guard.cli._runs import AsJson, ReadDir, RunStory, open_run
 from guard.cli._say import ago, out, out_fields, out_json
 from guard.incidents.rundir import holder_alive
+from guard.incidents.tail import last_signals
 from guard.types import Incident
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +44,35 @@ class Beats:
         return {beat.rank: beat for beat in found if beat is not None}
 
     def _texts(self) -> dict[int, str]:
-        found = {}
-        for file in self._run_dir.glob("heartbeat.*"):
-            try:
-                with file.open("rb") as opened:
-                    found[int(file.suffix[1:])] = opened.read(_BYTES).decode("utf-8", "replace")
-            except (OSError, ValueError):
-                continue
+        return _texts(self._run_dir)
+
+
+def beats_since(run_dir: Path, time: float) -> dict[int, Beat]:
+    """By rank, those that were written after `time` [s since the epoch], by the clock of the host that writes them."""
+    found = ((_beat(rank, text), text) for rank, text in _texts(run_dir).items())
+    return {beat.rank: beat for beat, text in found if beat is not None and _time(text) >= time}
+
+
+def _texts(run_dir: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
+    try:
+        names = [name for name in os.listdir(run_dir) if name.startswith("heartbeat.")]  # noqa: PTH208 - of many runs
+    except OSError:
         return found
+    for name in names:
+        try:
+            with (run_dir / name).open("rb") as opened:
+                found[int(name[10:])] = opened.read(_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _time(text: str) -> float:
+    try:
+        return float(text.rsplit(maxsplit=1)[-1])
+    except (ValueError, IndexError):
+        return -math.inf
 
 
 def _beat(rank: int, text: str) -> Beat | None:

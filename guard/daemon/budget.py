@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 DEFAULT = 3  # restarts in a row without progress
 _FIRST, _LONGEST = 5.0, 300.0  # [s] before the first restart, and at most
-_OTHERS = {"TORCHELASTIC_RUN_ID": "torchrun", "SLURM_JOB_ID": "Slurm", "KUBERNETES_SERVICE_HOST": "Kubernetes"}
 
 
 class Budget:
@@ -46,8 +43,3 @@ class Budget:
             random: in [0, 1).
         """
         return min(_LONGEST, _FIRST * 2.0 ** min(self.spent - 1, 30)) * (0.5 + random / 2)
-
-
-def other_restarter(environment: Mapping[str, str]) -> str | None:
-    """Who else starts this process again when it ends."""
-    return next((name for key, name in _OTHERS.items() if environment.get(key)), None)

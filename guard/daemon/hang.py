@@ -52,11 +52,12 @@ class HangJudge:
 
     Args:
         fixed: limit of every phase [s], in place of learned ones; infinite: nothing is ever called hung.
+        longest: what an earlier judge of this run has learned.
     """
 
-    def __init__(self, fixed: float | None = None) -> None:
+    def __init__(self, fixed: float | None = None, longest: Mapping[str, float] | None = None) -> None:
         self._fixed = fixed
-        self._longest: dict[str, float] = {}
+        self._longest = dict(longest or {})
         self._ranks: dict[int, _Rank] = {}
 
     def begin(self) -> None:
@@ -82,6 +83,16 @@ class HangJudge:
         worst = min(alive, key=lambda r: (r.beat.tick, r.since, r.beat.rank))
         b, limit = worst.beat, self.limit(worst.beat.phase, stepped=worst.stepped)
         return Hang(b.rank, b.tick, b.step, b.phase, now - worst.since, limit, len(alive) - 1)
+
+    def silence(self, now: float) -> float:
+        """How long the rank that was heard of last has been silent, as a share of its limit."""
+        alive = [r for r in self._ranks.values() if r.beat.phase != "end"]
+        return min(((now - r.since) / self.limit(r.beat.phase, stepped=r.stepped) for r in alive), default=0.0)
+
+    @property
+    def longest(self) -> dict[str, float]:
+        """The longest pauses seen, by phase [s]: what it has learned."""
+        return dict(self._longest)
 
     def limit(self, phase: str, *, stepped: bool = True) -> float:
         """How long a rank may be silent in `phase` [s].

@@ -17,21 +17,43 @@ _NONE = "no stacks"
 _LENGTH = 6000  # characters of one process's stacks
 
 
-def look(pids: Sequence[int]) -> dict[str, str]:
+def look(pids: Sequence[int], *, ask: bool = True) -> dict[str, str]:
     """Per process, ``rank 1, pid 4711``: what the kernel calls its state, and the stacks of all threads if py-spy is
     installed and may look. Else a process that listens to SIGQUIT is asked to write them to its stderr, as every one
     with a guard inside does; one that does not would die of it, and is left alone.
+
+    Args:
+        ask: that last thing may be done; it is a signal, and not everybody may send one.
     """
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     found = {}
     for pid in sorted(pids)[:_PROCESSES]:
         stacks = _stacks(spy, pid) if spy is not None else f"{_NONE}: py-spy is not installed"
-        if stacks.startswith(_NONE) and _listens(pid):
+        if ask and stacks.startswith(_NONE) and _listens(pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGQUIT)
                 stacks += "; the process was asked to write them to its stderr"
         found[_name(pid)] = f"{_state(pid)}\n{stacks}".strip()[:_LENGTH]
     return found
+
+
+def ranks_beside(pid: int) -> list[int]:
+    """The process and the other ranks of its job on this host: those that meet at the same address and port."""
+    mine = _environment(pid)
+    meeting = {v for v in mine if v.startswith((b"MASTER_ADDR=", b"MASTER_PORT="))}
+    others = (int(entry.name) for entry in Path("/proc").glob("[0-9]*")) if len(meeting) == 2 else iter(())
+    return [pid, *(p for p in others if p != pid and meeting <= (e := _environment(p)) and _has_rank(e))]
+
+
+def _has_rank(environment: set[bytes]) -> bool:
+    return any(v.startswith(b"RANK=") for v in environment)
+
+
+def _environment(pid: int) -> set[bytes]:
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
 
 
 def _stacks(spy: str, pid: int) -> str:
@@ -55,11 +77,7 @@ def _listens(pid: int) -> bool:
 
 
 def _name(pid: int) -> str:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        environment = []
-    rank = next((v[5:].decode("ascii", "replace")[:8] for v in environment if v.startswith(b"RANK=")), "")
+    rank = next((v[5:].decode("ascii", "replace")[:8] for v in _environment(pid) if v.startswith(b"RANK=")), "")
     return f"rank {rank}, pid {pid}" if rank else f"pid {pid}"
 
 

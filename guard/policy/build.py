@@ -37,14 +37,14 @@ class Builder(Validator):
     def policy_set(self, root: Node, name: str) -> PolicySet | None:
         if self.mapping(root) is None:
             return None
-        done = self._parts(
-            root, {"checkpoints": self._checkpoints, "policies": self._policies, "receivers": self._receivers}
+        done = self.parts(
+            root, {"checkpoints": self._checkpoints, "policies": self._policies, "receivers": self.receivers}
         )
         if "name" not in root.value:
             done["name"] = name
         return self.model(PolicySet, root, SET_KEYS, done=done, leave_out={"extends"})
 
-    def _parts(self, parent: Node, builders: dict[str, Callable[[Node], Any]]) -> dict[str, Any]:
+    def parts(self, parent: Node, builders: dict[str, Callable[[Node], Any]]) -> dict[str, Any]:
         """Those children that are there, built."""
         built = {key: build(parent.value[key]) for key, build in builders.items() if key in parent.value}
         return {key: BROKEN if value is None else value for key, value in built.items()}
@@ -54,7 +54,7 @@ class Builder(Validator):
         if children is None:
             return None
         memory_only = "disk" in children and children["disk"].value is None
-        return self.model(Checkpoints, node, done={} if memory_only else self._parts(node, {"disk": self._disk}))
+        return self.model(Checkpoints, node, done={} if memory_only else self.parts(node, {"disk": self._disk}))
 
     def _disk(self, node: Node) -> Disk | None:
         every = node.value.get("every") if isinstance(node.value, dict) else None
@@ -85,7 +85,7 @@ class Builder(Validator):
                 "a policy has 'attempts' (a ladder) or 'actions' (which repeat), not both",
                 at_key=True,
             )
-        done = self._parts(
+        done = self.parts(
             node,
             {
                 "trigger": self._trigger,
@@ -151,7 +151,7 @@ class Builder(Validator):
             self.note(node, str(error))
             return None
 
-    def _receivers(self, node: Node) -> dict[str, Receiver] | None:
+    def receivers(self, node: Node) -> dict[str, Receiver] | None:
         children = self.mapping(node)
         if children is None:
             return None
@@ -165,11 +165,11 @@ class Builder(Validator):
         type_ = children["type"].value if "type" in children else None
         if not isinstance(type_, str) or type_ not in RECEIVER_KEYS:
             return self.model(Receiver, node, raw=SECRETS)
-        done = self._parts(node, {"token_file": self._path})
+        done = self.parts(node, {"token_file": self.path})
         what = f"key of a {type_} receiver:"
         return self.model(Receiver, node, RECEIVER_KEYS[type_], what=what, done=done, raw=SECRETS)
 
-    def _path(self, node: Node) -> Path | None:
+    def path(self, node: Node) -> Path | None:
         """A path that still holds when the policy is copied into the run directory."""
         written = self.filled(node)
         if isinstance(written, str) and written:

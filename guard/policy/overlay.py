@@ -24,7 +24,7 @@ def resolve(root: Node, problems: list[Problem], chain: tuple[Path, ...] = ()) -
     Raises:
         PolicyError: this document, or one it extends, cannot be used at all.
     """
-    _check_version(root, problems)
+    check_version(root, problems)
     extends = root.value.get("extends")
     if extends is None:
         return root
@@ -32,7 +32,7 @@ def resolve(root: Node, problems: list[Problem], chain: tuple[Path, ...] = ()) -
     return _alone(root) if base is None else _overlay(base, root, problems)
 
 
-def _check_version(root: Node, problems: list[Problem]) -> None:
+def check_version(root: Node, problems: list[Problem]) -> None:
     if not isinstance(root.value, dict):
         found = f"found {kind(root.value)}; allowed: a mapping that starts with `version: {VERSION}`"
         raise PolicyError([root.place.problem(found)])

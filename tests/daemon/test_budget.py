@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.daemon.budget import Budget, other_restarter
+from guard.daemon.budget import Budget
+from guard.supervised import other_restarter
 
 STEPS = st.lists(st.none() | st.integers(0, 60), max_size=60)
 
