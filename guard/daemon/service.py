@@ -84,13 +84,12 @@ class Daemon:
     def roster(self) -> None:
         """Who is there."""
         for home in self.homes:
-            try:
-                home.announce_daemon(self.presence)
-            except OSError as error:
-                self._once(f"{home.path} cannot be written ({error.strerror}), so that runs do not know of this daemon")
+            known = self._announce(home)
             for run in home.runs():
                 self._take(run)
-                mine = (teller := home.teller(run)) is not None and teller.id == self.presence.id
+                teller = home.teller(run)
+                # Where it may only read, the others do not know it: it tells of what none that they know tells of.
+                mine = teller.id == self.presence.id if teller is not None else not known
                 self._mine[run.id] = self._mine.get(run.id, 0) + 1 if mine else 0
 
     def watch(self) -> None:
@@ -182,6 +181,15 @@ class Daemon:
         if self.settings.digest is not None:
             jobs.append(Job("digest", self.digest, self.settings.digest.trigger()))
         return {job.name: job for job in jobs}
+
+    def _announce(self, home: Home) -> bool:
+        """Whether the others there know of this daemon."""
+        try:
+            home.announce_daemon(self.presence)
+        except OSError as error:
+            self._once(f"{home.path} cannot be written ({error.strerror}), so that runs do not know of this daemon")
+            return False
+        return True
 
     def _take(self, run: Announcement) -> None:
         watched = self.runs.get(run.id)
