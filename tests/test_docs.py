@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from guard.daemon import settings
 from guard.policy import parse
 
 ROOT = Path(__file__).parent.parent
@@ -30,9 +31,14 @@ def test_python_runs(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
-def test_yaml_loads(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_loads(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLACK_BOT_TOKEN", raising=False)
-    assert parse(text, None).policies
+    file = tmp_path / "example.yaml"
+    file.write_text(text, "utf-8")
+    if settings.is_settings(file):
+        assert settings.load(file).receivers
+    else:
+        assert parse(text, None).policies
 
 
 @pytest.mark.parametrize("text", blocks("console"))

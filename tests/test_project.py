@@ -18,6 +18,7 @@ WITHOUT_TORCH = [
     "guard.policy.engine",
     "guard.notify",
     "guard.daemon.supervise",
+    "guard.daemon.loop",
     "guard.incidents",
     "guard.incidents.plot",
     "guard.receivers",

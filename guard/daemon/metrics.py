@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Labelled = Iterable[tuple[list[str], float]]
 _RUN = ("run", "run_id", "host")
+_JOB = ["name"]  # not "job": Prometheus has a label of that name for what it scrapes
 
 
 class Collector:
@@ -89,10 +90,10 @@ class Collector:
     def _jobs(self) -> Iterator[Metric]:
         jobs, now = list(self._daemon.jobs.jobs.values()), self._daemon.clock.monotonic()
         late = (([job.name], job.late(now)) for job in jobs)
-        yield _gauge("guard_job_lateness_seconds", "By which a job is behind its pace.", ["job"], late, ())
+        yield _gauge("guard_job_lateness_seconds", "By which a job is behind its pace.", _JOB, late, ())
         took = (([job.name], job.took) for job in jobs)
-        yield _gauge("guard_job_duration_seconds", "Of a job's latest run.", ["job"], took, ())
-        failed = CounterMetricFamily("guard_job_failures", "Runs of a job that failed.", labels=["job"])
+        yield _gauge("guard_job_duration_seconds", "Of a job's latest run.", _JOB, took, ())
+        failed = CounterMetricFamily("guard_job_failures", "Runs of a job that failed.", labels=_JOB)
         for job in jobs:
             failed.add_metric([job.name], job.failures)
         yield failed
