@@ -75,6 +75,7 @@ class Daemon:
         self.jobs = Jobs(clock, say)
         self.jobs.set(self._jobs())
         self._mine: dict[str, int] = {}  # by run, how many looks in a row it was this daemon's to tell
+        self._announced = set[str]()  # runs, at the latest look
         self._looked_at = clock.monotonic()
         self._runs_lock, self._said = threading.Lock(), set[str]()
         self.began = clock.time()
@@ -83,14 +84,20 @@ class Daemon:
 
     def roster(self) -> None:
         """Who is there."""
+        announced = set[str]()
         for home in self.homes:
             known = self._announce(home)
             for run in home.runs():
+                announced.add(run.id)
+                self._announced.add(run.id)
                 self._take(run)
                 teller = home.teller(run)
                 # Where it may only read, the others do not know it: it tells of what none that they know tells of.
                 mine = teller.id == self.presence.id if teller is not None else not known
                 self._mine[run.id] = self._mine.get(run.id, 0) + 1 if mine else 0
+        self._announced = announced
+        for id_ in self._mine.keys() - announced:
+            self._mine[id_] = 0
 
     def watch(self) -> None:
         """One look at every run."""
@@ -122,6 +129,10 @@ class Daemon:
                 if (over or gone) and now - self._ended_at(run, watched) > (0 if gone else self.settings.retention):
                     home.forget_run(run.id)
                     self._drop(run.id)
+                    self.store.forget(run.id)
+        # Forgotten by another daemon, or their home is not watched any more, or cannot be read for the moment.
+        for id_ in {w.run.id for w in self.watched()} - self._announced:
+            self._drop(id_)
 
     def digest(self) -> None:
         """The summary of all runs."""
@@ -150,6 +161,9 @@ class Daemon:
     def reload(self, settings: Settings) -> None:
         """Goes on with other settings; what is known of the runs is kept."""
         self.settings = settings
+        for home in self.homes:
+            if home.path not in settings.homes():
+                home.withdraw_daemon(self.presence)
         self.homes = [Home(path, self.clock) for path in settings.homes()]
         self.telling.renew()
         self.jobs.set(self._jobs())
@@ -214,7 +228,6 @@ class Daemon:
             self.runs.pop(id_, None)
         self._mine.pop(id_, None)
         self.telling.drop(id_)
-        self.store.forget(id_)
 
     def _ended_at(self, run: Announcement, watched: Watched | None) -> float:
         finished = watched.log.finished if watched is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,34 @@ def test_a_users_unit_asks_for_no_namespace() -> None:
     """They would put it into a user namespace, from which it could not look at the processes of a run that hangs."""
     asked = {key for key, _ in keys(FOLDER / "guard-daemon.service")}
     assert not [key for key in asked if key.startswith(("Protect", "Private", "ReadWrite", "DynamicUser"))]
+
+
+def test_a_real_daemon_keeps_to_it(tmp_path: Path) -> None:
+    """Ready, alive, reloaded, stopping, as systemd would see it."""
+    file = tmp_path / "daemon.yaml"
+    file.write_text("version: 1\nlisten: off\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(60)
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "WATCHDOG_USEC": "300000",
+            "STATE_DIRECTORY": str(tmp_path / "state"),
+            "GUARD_HOME": str(tmp_path / "home"),
+        }
+        command = [sys.executable, "-m", "guard", "daemon", str(file)]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                assert heard.recv(100) == b"READY=1"
+                assert heard.recv(100).startswith(b"WATCHDOG=1\nSTATUS=watching 0 runs")
+                process.send_signal(signal.SIGHUP)
+                assert any("new settings are in force" in line for line in process.stderr)
+                process.terminate()
+                while (said := heard.recv(100)) != b"STOPPING=1":
+                    assert said.startswith(b"WATCHDOG=1")
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+    assert (tmp_path / "state/daemon.db").exists()
