@@ -9,10 +9,12 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from guard.daemon.metrics import Collector
+from guard.daemon.settings import is_loopback
 from guard.incidents.tail import last_signals
 from guard.notify.words import clean, number
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from guard.daemon.watched import Watched
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _TIMEOUT = 10.0  # [s] for one request
 
 
@@ -45,11 +46,10 @@ class Page:
 
             def do_GET(self) -> None:
                 # A page elsewhere that has a name of its own pointed at this address is not to read it.
-                host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host") or ""
-                known = page.answers(registry).get(self.path.partition("?")[0])
-                status, kind, body = (
-                    known() if known and host.strip("[]") in _LOCAL else (404, "text/plain", b"not here\n")
+                known = (
+                    page.answers(registry).get(self.path.partition("?")[0]) if _is_local(self.headers["Host"]) else None
                 )
+                status, kind, body = known() if known else (404, "text/plain", b"not here\n")
                 self.send_response(status)
                 for name, value in (
                     ("Content-Type", kind),
@@ -85,6 +85,14 @@ class Page:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _is_local(host: str | None) -> bool:
+    """Whether the Host of a request names loopback."""
+    try:
+        return is_loopback(urlsplit(f"//{host or ''}").hostname or "")
+    except ValueError:
+        return False
 
 
 def _health(daemon: Daemon) -> tuple[int, str, bytes]:

@@ -84,19 +84,16 @@ class Daemon:
 
     def roster(self) -> None:
         """Who is there."""
-        announced = set[str]()
-        for home in self.homes:
-            known = self._announce(home)
-            for run in home.runs():
-                announced.add(run.id)
-                self._announced.add(run.id)
+        homes = [(home, self._announce(home), list(home.runs())) for home in self.homes]
+        self._announced = {run.id for _, _, runs in homes for run in runs}
+        for home, known, runs in homes:
+            for run in runs:
                 self._take(run)
                 teller = home.teller(run)
                 # Where it may only read, the others do not know it: it tells of what none that they know tells of.
                 mine = teller.id == self.presence.id if teller is not None else not known
                 self._mine[run.id] = self._mine.get(run.id, 0) + 1 if mine else 0
-        self._announced = announced
-        for id_ in self._mine.keys() - announced:
+        for id_ in set(self._mine) - self._announced:
             self._mine[id_] = 0
 
     def watch(self) -> None:

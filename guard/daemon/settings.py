@@ -134,9 +134,7 @@ class Settings(Model):
     def _loopback(cls, value: str) -> str:
         if value != OFF:
             host, colon, port = value.rpartition(":")
-            name = host.strip("[]")
-            local = name == "localhost" or (_is_ip(name) and ipaddress.ip_address(name).is_loopback)
-            if not (colon and port.isdigit() and int(port) < 65536 and local):
+            if not (colon and port.isdigit() and int(port) < 65536 and is_loopback(host.strip("[]"))):
                 raise ValueError(f"found {value!r}; allowed: '127.0.0.1:PORT' (this machine only), or 'off'")
         return value
 
@@ -178,6 +176,14 @@ def is_settings(path: Path) -> bool:
     except (Unreadable, PolicyError):
         return False
     return isinstance(root, dict) and bool(_MARKS & root.keys()) and not {"policies", "extends"} & root.keys()
+
+
+def is_loopback(host: str) -> bool:
+    """A name or address that only this host reaches itself by."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def load(source: Path | Mapping[str, Any] | None) -> Settings:
@@ -273,11 +279,3 @@ class _Builder(Builder):
             if not isinstance(item.value, str):
                 self.note(item, f"found {kind(item.value)}; allowed: text")
         return None if items is None else tuple(str(self.filled(item)) for item in items)
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
