@@ -1,4 +1,4 @@
-"""The page: what it says, and to whom."""
+"""To whom the page answers: those who name loopback, and nobody whose name only points there."""
 
 from __future__ import annotations
 
