@@ -1,6 +1,5 @@
-"""``python -m guard`` is the same as ``guard``."""
+"""``python -m guard`` is the command ``guard``."""
 
 from guard.cli import main
 
-if __name__ == "__main__":
-    main()
+main()

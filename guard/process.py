@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 
+@functools.cache
 def boot_id() -> str:
     """Names this boot of this host; "" where the kernel does not tell."""
     try:

@@ -29,7 +29,9 @@ def command(
     ],
     send_test: Annotated[bool, typer.Option("--send-test", help="Send a test message to each receiver.")] = False,
 ) -> None:
-    """Check policies, or the daemon's file, and say what they will do.
+    """Check files, and say what they will do.
+
+    Files are policies, or the daemon's settings.
 
     All problems of a file are told at once, each with its line and column. A policy without problems is
     told in plain sentences, attempt by attempt.

@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from guard.clock import Clock
-from guard.daemon import systemd
+from guard.daemon import kernel, systemd
 from guard.daemon.condition import OVER
 from guard.daemon.jobs import Job, Jobs
 from guard.daemon.settings import Settings
@@ -100,10 +100,11 @@ class Daemon:
         """One look at every run."""
         now = self.clock.monotonic()
         asleep, self._looked_at = now - self._looked_at > _ASLEEP, now
+        memory = kernel.out_of_memory()
         for watched in self.watched():
             if asleep:
                 watched.forgive()
-            if watched.look(teller=self.tells(watched)):
+            if watched.look(memory, teller=self.tells(watched)):
                 self.say(f"{watched.run.run} ({watched.run.id}): {watched.state}")
 
     def tell(self) -> None:

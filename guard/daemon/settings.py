@@ -140,10 +140,12 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _names(self) -> Settings:
-        wanted = [*(self.digest.to if self.digest else ()), *([self.escalate.to] if self.escalate else ())]
-        for name in wanted:
+        wanted = [("digest", name) for name in (self.digest.to if self.digest else ())]
+        wanted += [("escalate", self.escalate.to)] if self.escalate else []
+        for key, name in wanted:
             if name not in self.receivers:
-                raise ValueError(f"there is no receiver {name!r}; there are: {', '.join(self.receivers) or 'none'}")
+                known = ", ".join(self.receivers) or "none"
+                raise ValueError(f"'{key}' names the receiver {name!r}; there are: {known}")
         return self
 
     def homes(self) -> tuple[Path, ...]:

@@ -59,7 +59,7 @@ class Watched:
         self.condition = Condition(HangJudge(longest=longest))
         self.log, self.beats, self.beat_at, self.damaged = IncidentLog(), dict[int, Beat](), clock.monotonic(), ""
         self._story, self.lines = StoryFollower(self.path, self.aside), 0
-        self._memory = kernel.out_of_memory()
+        self._memory: kernel.OutOfMemory | None = None
 
     @property
     def state(self) -> State:
@@ -86,25 +86,26 @@ class Watched:
         """Another process goes on with it."""
         self.run = run
 
-    def look(self, *, teller: bool) -> bool:
+    def look(self, memory: kernel.OutOfMemory, *, teller: bool) -> bool:
         """One look; whether its state has changed.
 
         Args:
+            memory: the kernel's counters of now.
             teller: this daemon is the one that tells of it, and so the one that writes.
         """
         now = self._clock.monotonic()
         self._read()
         beats = beats_since(self.path, self.run.time - _SKEW)
-        if beats != self.beats:
+        if heard := beats != self.beats:
             self.beats, self.beat_at = beats, now
         said = None if self.log.finished is None else str(self.log.finished.get("status"))
         run = self.run
-        seen = Seen(f"{run.boot}/{run.pid}/{run.started}", beats, said, holder_alive(self.path, self._clock))
+        seen = Seen(f"{run.boot}/{run.pid}/{run.started}", beats, said, heard or holder_alive(self.path, self._clock))
         changed = self.condition.look(seen, now)
         if teller:
-            self._keep_up()
-        if self.state not in OVER:
-            self._memory = kernel.out_of_memory()
+            self._keep_up("" if self._memory is None or not self.here else memory.since(self._memory))
+        if seen.alive:
+            self._memory = memory
         return changed
 
     def forgive(self) -> None:
@@ -124,15 +125,19 @@ class Watched:
                 except _DAMAGED as error:  # one damaged line must not hide the others
                     self.damaged = type(error).__name__
 
-    def _keep_up(self) -> None:
-        """Adds what is missing to the story: a fault that nobody inside could write down, or that it is over."""
+    def _keep_up(self, memory: str) -> None:
+        """Adds what is missing to the story: a fault that nobody inside could write down, or that it is over.
+
+        Args:
+            memory: what the kernel says about a lack of memory since the process was last seen, or "".
+        """
         fault = _FAULTS.get(self.state)
         over = [i for i in self._mine() if i.detector != fault and i.status == "exhausted"]
         for incident in over:
             self._over(incident)
         due = fault is not None and not self.supervised and not self._known() and not self._interrupted()
         if due and fault is not None:
-            self._open(fault)
+            self._open(fault, memory)
         if over or due:
             self._read()
 
@@ -151,8 +156,8 @@ class Watched:
         """A person pressed Ctrl-C, and knows."""
         return str((self.log.finished or {}).get("error", "")).startswith("KeyboardInterrupt")
 
-    def _open(self, fault: str) -> None:
-        name, hang, memory = f"w{secrets.token_hex(4)}", self.condition.hang, kernel.out_of_memory().since(self._memory)
+    def _open(self, fault: str, memory: str) -> None:
+        name, hang = f"w{secrets.token_hex(4)}", self.condition.hang
         error = str((self.log.finished or {}).get("error", ""))
         if fault == "hang" and hang is not None:
             others = f", nor does any of the {hang.others} others" if hang.others else ""

@@ -63,6 +63,7 @@ class StoryFollower:
         self.journal = journal.Follower(run_dir / journal.NAME)
         self._folders = [run_dir, *([beside] if beside else [])]
         self._outside: dict[Path, journal.Follower] = {}
+        self._listed: dict[Path, int] = {}
 
     @property
     def damaged(self) -> int:
@@ -87,8 +88,11 @@ class StoryFollower:
 
     def _followers(self) -> list[journal.Follower]:
         for folder in self._folders:
-            for path in sorted(folder.glob("outside.*.jsonl")):
-                self._outside.setdefault(path, journal.Follower(path))
+            # A folder in which no file has come or gone since is not listed again.
+            if self._listed.get(folder) != (changed := _changed(folder)):
+                self._listed[folder] = changed
+                for path in sorted(folder.glob("outside.*.jsonl")):
+                    self._outside.setdefault(path, journal.Follower(path))
         return [self.journal, *self._outside.values()]
 
 
@@ -103,8 +107,15 @@ def _ends_whole(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+def _changed(folder: Path) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116 - of many runs, every second
+    except OSError:
+        return 0
+
+
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size  # noqa: PTH116 - of many runs, every second
     except OSError:
         return 0

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +12,9 @@ from guard.clock import FakeClock
 from guard.daemon import kernel
 from guard.daemon.supervise import Plan, Supervisor
 from guard.incidents.journal import NAME, encode
+
+if TYPE_CHECKING:
+    from daemon.theatre import Theatre
 
 
 class Stage:
@@ -137,3 +141,13 @@ class Play:
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path / "run", FakeClock())
+
+
+@pytest.fixture
+def theatre(tmp_path: Path) -> Iterator[Theatre]:
+    from daemon.theatre import Theatre  # which needs what stands here
+
+    made = Theatre(tmp_path)
+    yield made
+    for daemon in made.daemons:
+        daemon.close(0.0)
