@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from guard.cli import (
+    ack,
     check,
     checkpoint,
     checkpoints,
@@ -25,6 +26,7 @@ from guard.cli import (
     run,
     schema,
     show,
+    silence,
     status,
     stop,
     undo,
@@ -55,6 +57,8 @@ _COMMANDS = (
     incidents,
     show,
     status,
+    ack,
+    silence,
     observe,
     enforce,
     undo,
