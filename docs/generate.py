@@ -226,6 +226,11 @@ file that `extends` another changes it policy by policy, by `name`: keys that ar
                 "version": ("`1`", "needed", "Of the language."),
                 "name": ("text", "the file's name", "What the set is called."),
                 "mode": ("observe or enforce", "`enforce`", "Only report, or act."),
+                "deliver": (
+                    "auto, process or daemon",
+                    "`auto`",
+                    "Who tells: the training process, a daemon, or a daemon if one of this host says that it does.",
+                ),
                 "policies": ("list", "none", "See below."),
                 "receivers": ("mapping of name to receiver", "none", "Who is told."),
                 "checkpoints": ("mapping", "see below", "How often the state is kept."),
@@ -292,6 +297,8 @@ An action is `{{type: NAME, ...parameters}}`: `docs/actions.md`.
 ### `receivers:`
 
 {receivers()}
+
+What is told when, and what the keys lead to: `docs/slack.md`.
 """
 
 
@@ -382,7 +389,10 @@ def receivers() -> str:
     """One table: which type takes which key."""
     meanings = described(Receiver) | {
         "type": "Where it tells.",
-        "remind_every": "Between reminders of an unresolved incident; `null`: no reminders.",
+        "remind_every": "Until an unresolved incident that nobody acknowledged is told once more, then twice as long "
+        "and so on; `null`: no reminders.",
+        "escalate": "`{after: 30 min, to: NAME}`: another receiver that is told as well, whatever its `min_severity`, "
+        "of an incident that needs a person and that nobody acknowledged for so long.",
     }
     schema = Receiver.model_json_schema()["properties"]
     keys = [key for key in Receiver.model_fields if any(key in own for own in RECEIVER_KEYS.values())]
@@ -390,7 +400,7 @@ def receivers() -> str:
         (
             f"`{key}`",
             ", ".join(type_ for type_, own in RECEIVER_KEYS.items() if key in own),
-            kind(schema[key]),
+            "mapping" if key == "escalate" else kind(schema[key]),
             default(Receiver.model_fields[key].default, schema[key]),
             meanings.get(key, ""),
         )

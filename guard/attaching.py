@@ -22,7 +22,7 @@ from guard.errors import RunDirError, TrainingStopped, UsageError
 from guard.guard import Guard
 from guard.incidents import IncidentLog, read_journal
 from guard.incidents.rundir import holder_alive
-from guard.notify import Courier, ReceiverSpec
+from guard.notify import Aside, Courier, ReceiverSpec
 from guard.policy import PolicySet, dump, load
 from guard.ranks import Ranks
 from guard.receivers import receiver_specs
@@ -180,12 +180,15 @@ def _advice(optimizers: Sequence[torch.optim.Optimizer], *, scheduled: bool) -> 
 
 
 def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -> None:
-    """Starts the courier, which follows the journal in the background."""
+    """Starts the courier, which follows the journal in the background, and leaves the telling to a daemon if the policy
+    says so."""
     if not receivers:
         return
     from guard.notify.evidence import make_in_subprocess
 
-    courier = Courier(guard.run_dir, receivers, clock=clock, plot=make_in_subprocess)
+    place = home.Home(path, clock) if (path := home.where()) else None
+    aside = Aside(guard.policies.deliver, place, clock)
+    courier = Courier(guard.run_dir, receivers, clock=clock, aside=aside, home=place, plot=make_in_subprocess)
     courier.start()
     guard.report.wake = courier.wake
     guard.on_close.append(courier.close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard.notify import ReceiverSpec
+from guard.notify import Escalation, ReceiverSpec
 from guard.policy import PolicySet
 
 
@@ -15,10 +15,14 @@ def receiver_specs(policies: PolicySet) -> list[ReceiverSpec]:
             min_severity=r.min_severity,
             mention=r.mention,
             channel=r.channel,
-            token=r.secret if r.token or r.token_file else None,
-            webhook_url=r.secret if r.webhook_url or r.url else None,
+            token=r.credential if r.token or r.token_file else None,
+            webhook_url=r.credential if r.webhook_url or r.url else None,
             base_url=r.base_url,
             off_reason=r.off_reason,
+            remind_every=r.remind_every,
+            escalate=Escalation(r.escalate.after, r.escalate.to) if r.escalate else None,
+            lifecycle=r.lifecycle,
+            secret=r.secret.reveal if r.secret else None,
         )
         for name, r in policies.receivers.items()
     ]

@@ -29,12 +29,14 @@ def receivers(run_dir: Path) -> list[ReceiverSpec] | str:
         return str(error.problems[0])
 
 
-def courier(run_dir: Path, specs: list[ReceiverSpec], say: Callable[[str], None], home: Path | None = None) -> Courier:
+def courier(run_dir: Path, specs: list[ReceiverSpec], say: Callable[[str], None], state: Path | None = None) -> Courier:
     """A courier of this process."""
+    from guard.home import Home, where
     from guard.notify import Courier
     from guard.notify.evidence import make_in_subprocess
 
-    return Courier(run_dir, specs, clock=_runs.CLOCK, home=home, plot=make_in_subprocess, say=say)
+    home = Home(place, _runs.CLOCK) if (place := where()) else None
+    return Courier(run_dir, specs, clock=_runs.CLOCK, state=state, home=home, plot=make_in_subprocess, say=say)
 
 
 def deliver(post: Courier, wait: float) -> tuple[int, bool]:
@@ -58,7 +60,9 @@ def untold(run_dir: Path) -> list[Pending] | str:
     specs = receivers(run_dir)
     if isinstance(specs, str):
         return specs
-    box = run_dir / "outbox.db"
+    from guard.notify.rounds import outbox_path
+
+    box = outbox_path(run_dir)
     if box.exists() and not os.access(box, os.R_OK | os.W_OK):
         return f"{box} cannot be opened by this user"
     with tempfile.TemporaryDirectory() as elsewhere:  # an outbox that is not there is not made by a look at it

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from guard.cli._attention import silenced_until
 from guard.cli._in_force import in_force
 from guard.cli._policy_line import policy_line
 from guard.cli._runs import RunStory
@@ -67,6 +68,10 @@ def _head(run: RunStory, incident: Incident) -> Iterator[tuple[str, str]]:
     yield "Opened", f"step {incident.opened_step:,}, tick {incident.opened_tick:,}, {utc(incident.opened_at)}"
     if incident.closed_tick is not None and incident.closed_at is not None:
         yield "Closed", f"tick {incident.closed_tick:,}, {utc(incident.closed_at)}"
+    if ack := run.log.acks.get(incident.id):
+        yield "Acknowledged", f"by {clean(ack['author'], 80)}, {utc(ack['time'])}"
+    if until := silenced_until(run, incident):
+        yield "Silenced", f"until {utc(until)}"
     line = policy_line(run.path, incident.policy)
     yield "Policy", clean(incident.policy, 120) + (f"\n{run.path / 'policy.yaml'}:{line}" if line else "")
     yield "Detector", clean(incident.detector, 80)

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from guard.cli import (
+    ack,
     check,
     checkpoint,
     checkpoints,
@@ -27,6 +28,7 @@ from guard.cli import (
     runs,
     schema,
     show,
+    silence,
     status,
     stop,
     undo,
@@ -59,6 +61,8 @@ _COMMANDS = (
     incidents,
     show,
     status,
+    ack,
+    silence,
     observe,
     enforce,
     undo,

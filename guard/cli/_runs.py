@@ -12,7 +12,7 @@ import typer
 
 from guard.cli._say import NO_RUN, fail, nearest, note
 from guard.clock import Clock, SystemClock
-from guard.incidents import Follower, IncidentLog
+from guard.incidents import IncidentLog, StoryFollower
 from guard.incidents.journal import NAME
 from guard.types import Entry, Incident
 
@@ -30,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 @dataclass(frozen=True, slots=True)
 class RunStory:
-    """What a run directory's journal tells.
+    """What a run directory tells: its journal, and what those outside added.
 
     Args:
         damaged: journal lines that could not be understood.
@@ -63,8 +63,8 @@ def find_run(given: Path | None) -> Path:
 
 
 def read_run(path: Path) -> RunStory:
-    """Reads the journal; lines that cannot be understood are counted and said."""
-    follower = Follower(path / NAME)
+    """Reads the whole story; lines that cannot be understood are counted and said."""
+    follower = StoryFollower(path)
     entries: list[Entry] = []
     log = IncidentLog()
     try:
@@ -78,6 +78,12 @@ def read_run(path: Path) -> RunStory:
         lines = "line of the journal is" if damaged == 1 else "lines of the journal are"
         note(f"{damaged} {lines} damaged and passed over; what follows is told from the others")
     return RunStory(path, entries, log, damaged)
+
+
+def moment(run: RunStory) -> tuple[int, int]:
+    """Where the run is as far as its journal knows: tick and step."""
+    last = max(run.entries, key=lambda entry: float(entry["time"]), default={"tick": 0, "step": 0})
+    return last["tick"], last["step"]
 
 
 def incident_of(run: RunStory, name: str) -> Incident | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from guard.cli._attention import acknowledged_by, silenced_until
 from guard.cli._incident_text import evidence_files, standing, tell
 from guard.cli._policy_line import policy_line
 from guard.cli._runs import AsJson, ReadDir, RunStory, incident_of, open_run, unknown_incident
@@ -81,6 +82,8 @@ def _facts(run: RunStory, incident: Incident) -> dict[str, Any]:
         "run_dir": str(run.path),
         "policy_line": line,
         "in_force": [summary for _, summary in standing(run, incident)],
+        "acknowledged_by": acknowledged_by(run, incident),
+        "silenced_until": silenced_until(run, incident),
         "evidence_files": [str(p) for p in evidence_files(run, incident)],
         "damaged_lines": run.damaged,
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from guard.cli import _runs
+from guard.cli._attention import silenced, untold_facts
 from guard.cli._courier import untold
 from guard.cli._in_force import InForce, in_force
 from guard.cli._runs import AsJson, ReadDir, RunStory, open_run
@@ -68,7 +69,8 @@ def command(run_dir: ReadDir = None, as_json: AsJson = False) -> None:
                 "lr_multiplier": now.lr_multiplier,
                 "precision": now.precision,
                 "in_force": [dict(zip(("incident", "action", "summary"), c, strict=True)) for c in now.changes],
-                "untold": pending if isinstance(pending, str) else [asdict(p) for p in pending],
+                "untold": untold_facts(pending),
+                "silences": run.log.silences(_runs.CLOCK.time()),
                 "damaged_lines": run.damaged,
             }
         )
@@ -201,10 +203,12 @@ def _messages(run: RunStory, pending: list[Pending] | str) -> str:
     if isinstance(pending, str):
         return f"not known: {pending}"
     if not pending:
-        return "all delivered"
+        return "\n".join(["all delivered", *silenced(run)])
     lines = [f"{p.receiver}, {p.incident}: {p.error or 'not told yet'}" for p in pending[:5]]
     more = [f"… and {len(pending) - 5} more"] if len(pending) > 5 else []
-    return "\n".join([f"{len(pending)} not delivered; to deliver them: guard notify {run.path}", *lines, *more])
+    return "\n".join(
+        [f"{len(pending)} not delivered; to deliver them: guard notify {run.path}", *lines, *more, *silenced(run)]
+    )
 
 
 def _notice(run: RunStory) -> str:

@@ -11,6 +11,7 @@ from guard import home
 from guard.errors import PolicyError
 from guard.notify import Courier, ReceiverSpec
 from guard.notify.evidence import make_in_subprocess
+from guard.notify.turn import Limiter
 from guard.policy import PolicySet, load
 from guard.receivers import receiver_specs
 
@@ -65,6 +66,7 @@ class Telling:
         self._lock = threading.Lock()
         self.told, self.last_success = 0, None  # type: int, float | None
         self._own: list[ReceiverSpec] = []
+        self._limiter = Limiter(daemon.clock)
         self.renew()
 
     def renew(self) -> None:
@@ -115,7 +117,10 @@ class Telling:
                 watched.path,
                 self._receivers(watched),
                 clock=self._daemon.clock,
-                home=self._daemon.state / "outboxes" if shared else None,
+                state=self._daemon.state / "outboxes" if shared else None,
+                beside=watched.aside,
+                limiter=self._limiter,
+                home=self._daemon.homes[0],
                 plot=make_in_subprocess if watched.own else None,
                 say=self._daemon.say,
             )

@@ -21,7 +21,9 @@ class IncidentLog:
         asked_mode: what a person last asked of the whole run, or None.
         memory: the last `memory` entry: budgets, ladders and what was in force; or None.
         segments: how often the run was started.
+        lifecycle: its `run_started` and `run_finished` entries.
         acks: by incident, the first `ack` entry: a person has seen it.
+        applied: lines taken so far.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -33,6 +35,8 @@ class IncidentLog:
         self.asked_mode: Mode | None = None
         self.memory: Entry | None = None
         self.segments = 0
+        self.lifecycle: list[Entry] = []
+        self.applied = 0
         self.acks: dict[str, Entry] = {}
         self._silences: dict[str | None, Entry] = {}
         for entry in entries:
@@ -40,12 +44,15 @@ class IncidentLog:
 
     def apply(self, entry: Entry) -> Incident | None:
         """Takes one line; returns the incident it concerns. Kinds it does not know are left alone."""
+        self.applied += 1
         match entry["kind"]:
             case "run_started":
                 self.run, self.finished, self.mode = entry, None, entry["mode"]
                 self.segments += 1
+                self.lifecycle.append(entry)
             case "run_finished":
                 self.finished = entry
+                self.lifecycle.append(entry)
             case "reopened":
                 self.finished = {**entry, "status": "reopened"}
             case "mode" if entry["policy"] is None:
@@ -70,6 +77,16 @@ class IncidentLog:
         one that lasts longer."""
         found = [e for key in (None, policy) if (e := self._silences.get(key)) is not None and e["until"] > now]
         return max(found, key=lambda e: float(e["until"]), default=None)
+
+    def silences(self, now: float) -> list[Entry]:
+        """The `silence` entries that hold now: of the whole run first, then of policies."""
+        return sorted((e for e in self._silences.values() if e["until"] > now), key=lambda e: e["policy"] or "")
+
+    def silence_ended(self, policy: str, now: float) -> float:
+        """When the latest silence of a policy's messages, or of the whole run's, came to its end; 0 if there was
+        none."""
+        found = [e for key in (None, policy) if (e := self._silences.get(key)) is not None and e["until"] <= now]
+        return max((float(e["until"] or e["time"]) for e in found), default=0.0)
 
     def _open(self, e: Entry) -> Incident:
         evidence: dict[str, Any] = {"detection": e["detection"], "signals": e.get("signals", [])}

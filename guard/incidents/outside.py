@@ -12,6 +12,7 @@ import heapq
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from guard.errors import UsageError
 from guard.incidents import journal
 from guard.types import Entry
 
+_COARSE = 3_000_000_000  # [ns] the coarsest step of a file system's times, and some
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 
 
@@ -61,9 +63,8 @@ class StoryFollower:
 
     def __init__(self, run_dir: Path, beside: Path | None = None) -> None:
         self.journal = journal.Follower(run_dir / journal.NAME)
-        self._folders = [run_dir, *([beside] if beside else [])]
+        self._folders: dict[Path, int] = dict.fromkeys([run_dir, *([beside] if beside else [])], -1)
         self._outside: dict[Path, journal.Follower] = {}
-        self._listed: dict[Path, int] = {}
 
     @property
     def damaged(self) -> int:
@@ -71,7 +72,7 @@ class StoryFollower:
         return self.journal.damaged + sum(f.damaged for f in self._outside.values())
 
     def grown(self) -> bool:
-        """There may be something new. Costs one `stat` a file."""
+        """There may be something new. Costs one `stat` a file and one a folder."""
         return any(_size(f.path) != f.offset for f in self._followers())
 
     def shrunk(self) -> bool:
@@ -87,12 +88,12 @@ class StoryFollower:
         return heapq.merge(*(f.read(sync=sync) for f in self._followers()), key=lambda entry: float(entry["time"]))
 
     def _followers(self) -> list[journal.Follower]:
-        for folder in self._folders:
-            # A folder in which no file has come or gone since is not listed again.
-            if self._listed.get(folder) != (changed := _changed(folder)):
-                self._listed[folder] = changed
+        for folder, seen in self._folders.items():
+            if (changed := _changed(folder)) != seen:
                 for path in sorted(folder.glob("outside.*.jsonl")):
                     self._outside.setdefault(path, journal.Follower(path))
+                # A file made just after the look may leave the folder's time as it is: then it is looked at again.
+                self._folders[folder] = changed if time.time_ns() - changed > _COARSE else -1
         return [self.journal, *self._outside.values()]
 
 
@@ -107,15 +108,16 @@ def _ends_whole(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _changed(folder: Path) -> int:
-    try:
-        return os.stat(folder).st_mtime_ns  # noqa: PTH116 - of many runs, every second
-    except OSError:
-        return 0
-
-
 def _size(path: Path) -> int:
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - of many runs, every second
+        return os.stat(path).st_size  # noqa: PTH116 - asked very often, and `Path.stat` takes twice as long
     except OSError:
         return 0
+
+
+def _changed(folder: Path) -> int:
+    """When something was last made or removed there [ns]."""
+    try:
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return -1

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from guard.incidents.journal import read_journal
 from guard.incidents.log import IncidentLog
+from guard.incidents.outside import read_story
 from guard.incidents.rundir import SIGNAL_COLUMNS
 from guard.types import Incident
 
@@ -19,9 +19,9 @@ def render(run_dir: Path, incident_id: str) -> Path:
     """Draws the picture of one incident here and now.
 
     Raises:
-        KeyError: the journal knows no such incident.
+        KeyError: neither the journal nor those outside know such an incident.
     """
-    log = IncidentLog(read_journal(run_dir))
+    log = IncidentLog(read_story(run_dir))
     incident = log.incidents[incident_id]
     rows = _rows(run_dir, incident)
     target = run_dir / "evidence" / incident_id / "plot.png"

@@ -44,9 +44,20 @@ def code(label: str, command: str) -> Block:
 
 
 def with_image(blocks: list[Block], file_id: str, alt: str) -> list[Block]:
-    """The blocks with an uploaded picture before the last of them, the command."""
+    """The blocks with an uploaded picture before what a person can do: buttons and the command."""
     image = {"type": "image", "slack_file": {"id": file_id}, "alt_text": cut(alt, 200)}
-    return [*blocks[:-1], image, *blocks[-1:]]
+    end = -2 if len(blocks) > 1 and blocks[-2]["type"] == "actions" else -1
+    return [*blocks[:end], image, *blocks[end:]]
+
+
+def with_mention(blocks: list[Block], mention: str | None) -> list[Block]:
+    """The blocks with somebody called beneath the header; in a text beside blocks nobody is called."""
+    ping = [{"type": "section", "text": _mrkdwn(mention)}] if mention else []
+    return [*blocks[:1], *ping, *blocks[1:]]
+
+
+def without_buttons(blocks: list[Block]) -> list[Block]:
+    return [b for b in blocks if b["type"] != "actions"]
 
 
 def bounded(blocks: list[Block]) -> list[Block]:

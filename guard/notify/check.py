@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -83,10 +84,10 @@ def send_test(spec: ReceiverSpec) -> Finding:
         elif spec.threaded:
             Slack(spec, lambda: spec.timeout).post(spec.channel or "", message.text, key="test", blocks=body)
         elif spec.type == "slack":
-            webhook.post(spec, webhook.slack_body(message, None), "test", lambda: spec.timeout)
+            webhook.post(spec, webhook.slack_body(message, None), "test", lambda: spec.timeout, time.time())
         else:
             facts = {"incident": None, "key": "test"}
-            webhook.post(spec, webhook.json_body(message, facts), "test", lambda: spec.timeout)
+            webhook.post(spec, webhook.json_body(message, facts), "test", lambda: spec.timeout, time.time())
     except Failure as failure:
         return Finding(spec.name, False, f"{failure.reason}: {advice(failure.reason, spec.channel)}")
     return Finding(spec.name, True, "test message sent")

@@ -3,89 +3,148 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from guard.incidents import IncidentLog
-from guard.notify import render, story
+from guard.notify import lifecycle, render, story
+from guard.notify.attention import NEVER
 from guard.notify.failure import Failure, advice
-from guard.notify.message import Message
-from guard.notify.outbox import Item, Standing
+from guard.notify.message import Message, Reply
+from guard.notify.outbox import Item, Outbox, Standing
 from guard.notify.spec import ReceiverSpec
+from guard.notify.subject import Subject, Told
+from guard.notify.tale import DAMAGED
 from guard.notify.turn import BACKOFF_CAP, Turn
-from guard.types import Incident
 
 RARELY = 600.0  # seconds between tries where a person has to change something first
 STORM_ROOTS, STORM_WINDOW = 10, 600.0
-DAMAGED = (AttributeError, KeyError, TypeError, ValueError)  # what odd values in a journal lead to
+_ELSEWHERE = "@"  # before the id of a storm whose rolling message is another run's
 STORM_URGENT = 20  # roots in the window up to which an incident that needs a person still gets its own
 
 
-def due(log: IncidentLog, spec: ReceiverSpec) -> Iterator[Incident]:
-    """The incidents that are told here, oldest first; attached ones are told with their owner."""
-    for together in story.groups(log).values():
-        if story.rank(story.severity(log, together)) >= story.rank(spec.min_severity):
-            yield together[0]
+def due(log: IncidentLog, spec: ReceiverSpec, called: Container[str] = ()) -> Iterator[Subject]:
+    """What is told here, oldest first.
+
+    Args:
+        called: incidents that are told here whatever their severity, because nobody has answered elsewhere.
+    """
+    if spec.lifecycle and log.lifecycle:
+        yield lifecycle.Run(log)
+    for key, together in story.groups(log).items():
+        severity = story.severity(log, [*together.again, *together.attached])
+        if key in called or story.rank(severity) >= story.rank(spec.min_severity):
+            yield Told(log, together.again[0])
 
 
 class Desk(ABC):
-    """Base of the two ways to tell: `ThreadDesk` (Slack's Web API) and `LineDesk` (webhooks, console)."""
+    """Base of the two ways to tell: `ThreadDesk` (Slack's Web API) and `LineDesk` (webhooks, console).
+
+    Attributes:
+        settled: by subject, the version of it of which all is told.
+        again_at: by subject, when there may be more to say of it although nothing happens [s since the epoch].
+        called: incidents told here because nobody has answered elsewhere.
+        looked: subjects of an earlier outbox for which Slack has been searched.
+        keeps_storm: a rolling message here also counts other runs' incidents.
+    """
 
     def __init__(self, spec: ReceiverSpec) -> None:
         self.spec = spec
-        self.settled: dict[str, int] = {}  # by incident, the version of it of which all is told
-        self.looked: set[str] = set()  # incidents of an earlier outbox for which Slack has been searched
+        self.called: set[str] = set()
+        self.keeps_storm = False
+        self.looked: set[str] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """What was settled in this process; the outbox still knows what was told."""
+        self.settled: dict[str, int] = {}
+        self.again_at: dict[str, float] = {}
         self._storms_settled: dict[str, int] = {}
 
     # ---- what the two ways differ in
 
     @abstractmethod
-    def tell(self, turn: Turn, incident: Incident) -> bool:
-        """Tells what is due of one incident; True if nothing is left to tell."""
+    def tell(self, turn: Turn, subject: Subject) -> bool:
+        """Tells what is due of it; True if nothing is left to tell."""
 
     @abstractmethod
-    def untold(self, log: IncidentLog, incident: Incident, rows: dict[str, Item]) -> list[str]:
-        """The keys of what is due of one incident and not told, given its rows in the outbox."""
+    def untold(self, subject: Subject, rows: dict[str, Item]) -> list[str]:
+        """The keys of what is due of it and not told, given its rows in the outbox; silences left aside."""
 
     @abstractmethod
     def tell_storm(self, turn: Turn, item: Item, message: Message) -> None:
         """Tells or renews the rolling message."""
 
-    def finish(self, turn: Turn, incident: Incident) -> bool:  # noqa: ARG002 - most have nothing more to do
+    @property
+    @abstractmethod
+    def channel_key(self) -> str:
+        """Names the channel, for what all couriers of a process share."""
+
+    def finish(self, turn: Turn, subject: Subject) -> bool:  # noqa: ARG002 - most have nothing more to do
         """What comes after the words (a plot); True if nothing is left to do."""
         return True
 
     # ---- one pass
 
-    def unsettled(self, log: IncidentLog, versions: dict[str, int]) -> list[Incident]:
-        """The incidents of which this process has not told all, or that have changed since."""
-        return [i for i in due(log, self.spec) if self.settled.get(i.id) != versions.get(i.id, 0)]
+    def unsettled(self, log: IncidentLog, versions: Mapping[str, int], now: float) -> list[Subject]:
+        """Of which this process has not told all, or that have changed since, or whose time has come."""
+        return [
+            s
+            for s in due(log, self.spec, self.called)
+            if self.settled.get(s.id) != versions.get(s.id, 0) or self.again_at.get(s.id, NEVER) <= now
+        ]
 
-    def deliver(self, turn: Turn) -> None:
-        """Tells what is due here, as far as the receiver lets us: first all words, then the rest."""
+    def deliver(self, turn: Turn, subjects: Sequence[Subject]) -> None:
+        """Tells what is due, as far as the receiver lets us: first all words, then the rest."""
         standing = turn.box.standing(self.spec.name)
         if turn.now < standing.next_try and not (turn.eager and not standing.off and not standing.asked):
             return
         words_told = []
-        for incident in self.unsettled(turn.log, turn.versions):
+        for subject in subjects:
             try:
-                done = self._try(turn, self.tell, incident)
+                done = self._try(turn, self.tell, subject)
             except DAMAGED as error:  # its journal lines; they must not silence the incidents after it
                 turn.say(
-                    f"incident {incident.id} cannot be told ({type(error).__name__}): its journal lines are damaged"
+                    f"incident {subject.id} cannot be told ({type(error).__name__}): its journal lines are damaged"
                 )
-                self.settled[incident.id] = turn.versions.get(incident.id, 0)
+                self.settled[subject.id] = turn.versions.get(subject.id, 0)
+                self.again_at.pop(subject.id, None)
                 continue
             if done is None:
                 return
             if done:
-                words_told.append(incident)
+                words_told.append(subject)
         if (counted := self._try(turn, self._storms)) is None:
             return
-        for incident in words_told:
-            if (done := self._try(turn, self.finish, incident)) is None:
+        for subject in words_told:
+            if (done := self._try(turn, self.finish, subject)) is None:
                 return
             if done and counted:
-                self.settled[incident.id] = turn.versions.get(incident.id, 0)
+                self.settle(turn.box, turn.versions, subject, turn.now)
+
+    def settle(self, box: Outbox, versions: Mapping[str, int], subject: Subject, now: float) -> None:
+        """All of it is told, until something happens or its time comes."""
+        root = box.item(self.spec.name, subject.id, "root")
+        at = subject.muted_until(now) or (self.nudges(subject, root, now)[1] if root.state == "told" else NEVER)
+        self.settled[subject.id], self.again_at[subject.id] = versions.get(subject.id, 0), at
+
+    def times(self, now: float) -> list[float]:
+        """When there may be something more to say, after a pass that found nothing to do."""
+        self.again_at = {key: at for key, at in self.again_at.items() if now < at < NEVER}
+        return list(self.again_at.values())
+
+    def nudges(self, subject: Subject, root: Item, now: float) -> tuple[list[Reply], float]:
+        return subject.nudges(self.spec.remind_every, root.told_at, now)
+
+    def held_back(self, turn: Turn, root: Item, subject: Subject) -> bool:
+        """A silence keeps a message that nobody has seen yet; or kept it until it was not worth telling any more."""
+        before = root.state
+        if subject.muted_until(turn.now):
+            root.state = "muted" if before == "due" else before
+        elif before in ("muted", "dropped"):
+            root.state = "muted" if subject.unresolved() else "dropped"
+        if root.state != before:
+            turn.box.save(root)
+        return root.state == "dropped" or bool(subject.muted_until(turn.now))
 
     def _try(self, turn: Turn, job: Callable[..., bool], *arguments: object) -> bool | None:
         """Whether nothing of it is left to do; None if the receiver cannot be told anything for now."""
@@ -149,23 +208,30 @@ class Desk(ABC):
 
     # ---- storms
 
-    def stormed(self, turn: Turn, root: Item, incident: Incident) -> bool:
+    def stormed(self, turn: Turn, root: Item, subject: Subject) -> bool:
         """Too many roots lately: this incident is counted in the rolling message instead."""
-        urgent = story.stage(turn.log, incident) in story.NEEDS_YOU
+        if not isinstance(subject, Told):
+            return False
+        urgent = subject.calls()
         if root.state == "stormed" and not urgent:
             return True
+        since = turn.now - STORM_WINDOW
         recent = turn.box.items(
             self.spec.name,
             "key = 'root' AND incident NOT LIKE '@%' AND state != 'stormed' AND MAX(told_at, until) > ?",
-            turn.now - STORM_WINDOW,
+            since,
         )
-        if len(recent) < (STORM_URGENT if urgent else STORM_ROOTS):
+        lately = max(len(recent), turn.pace.limiter.roots(self.channel_key, since))
+        if lately < (STORM_URGENT if urgent else STORM_ROOTS):
             root.state, root.digest, root.told_at = "due", "", 0.0
             return False
         if root.state != "stormed":
             latest = turn.box.items(self.spec.name, "state = 'stormed' ORDER BY told_at DESC LIMIT 1")
-            goes_on = latest and latest[0].told_at > turn.now - STORM_WINDOW
-            root.state, root.digest, root.told_at = "stormed", latest[0].digest if goes_on else incident.id, turn.now
+            goes_on = latest and latest[0].told_at > since and not latest[0].digest.startswith(_ELSEWHERE)
+            own = latest[0].digest if goes_on else subject.id
+            mine = f"{turn.run_key}/{own}"
+            storm = turn.pace.limiter.storm(self.channel_key, turn.run_key, mine, turn.now, STORM_WINDOW)
+            root.state, root.digest, root.told_at = "stormed", own if storm == mine else _ELSEWHERE + storm, turn.now
             turn.box.save(root)
         return True
 
@@ -173,15 +239,20 @@ class Desk(ABC):
         storms: dict[str, list[Item]] = {}
         for item in turn.box.items(self.spec.name, "state = 'stormed' ORDER BY told_at"):
             storms.setdefault(item.digest, []).append(item)
-        done = True
+        done, limiter = True, turn.pace.limiter
         for storm, members in storms.items():
             incidents = [turn.log.incidents[m.incident] for m in members if m.incident in turn.log.incidents]
-            if not incidents or self._storms_settled.get(storm) == len(incidents):
+            if storm.startswith(_ELSEWHERE):
+                limiter.join(self.channel_key, storm.removeprefix(_ELSEWHERE), turn.run_key, len(incidents))
+                continue
+            elsewhere = limiter.elsewhere(self.channel_key, f"{turn.run_key}/{storm}")
+            self.keeps_storm = True
+            if not incidents or self._storms_settled.get(storm) == (number := len(incidents) + sum(elsewhere)):
                 continue
             item = turn.box.item(self.spec.name, f"@storm-{storm}", "root")
             if self.later(turn, item):
                 done = False
                 continue
-            self.tell_storm(turn, item, render.storm(turn.log, incidents, members[0].told_at))
-            self._storms_settled[storm] = len(incidents)
+            self.tell_storm(turn, item, render.storm(turn.log, incidents, members[0].told_at, elsewhere))
+            self._storms_settled[storm] = number
         return done

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from guard.incidents import IncidentLog, plot, read_journal
+from guard.incidents import IncidentLog, plot, read_story
 from guard.notify import render
 
 _TIMEOUT = 60.0  # [s]
@@ -40,10 +40,10 @@ def make(run_dir: Path, incident_id: str) -> None:
     """Makes both here and now.
 
     Raises:
-        KeyError: the journal knows no such incident.
+        KeyError: neither the journal nor those outside know such an incident.
     """
     picture = plot.render(run_dir, incident_id)
-    log = IncidentLog(read_journal(run_dir))
+    log = IncidentLog(read_story(run_dir))
     (picture.parent / "report.md").write_text(report(log, incident_id), encoding="utf-8")
 
 

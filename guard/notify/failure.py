@@ -34,6 +34,7 @@ ADVICE = {
     "invalid_token": "the webhook's address is not valid; make a new one",
     "action_prohibited": "the workspace's administrators forbid this webhook",
     "no_token": "the token is empty; set the bot token",
+    "no_secret": "the secret that signs is empty; set it",
     "no_url": "the webhook's address is empty; set it",
 }
 _PERHAPS_DONE = frozenset({"fatal_error", "internal_error", "service_unavailable", "request_timeout"})

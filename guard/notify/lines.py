@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
-from guard.incidents import IncidentLog
-from guard.notify import render, story, webhook
+from guard.notify import render, webhook
 from guard.notify.desk import Desk
 from guard.notify.failure import Failure
 from guard.notify.message import Message
 from guard.notify.outbox import Item
+from guard.notify.subject import Subject
 from guard.notify.turn import Turn
-from guard.types import Incident
 
 
 class LineDesk(Desk):
@@ -21,38 +21,57 @@ class LineDesk(Desk):
     A lost reply cannot be looked up here, so it is told again: twice is better than not at all.
     """
 
-    def tell(self, turn: Turn, incident: Incident) -> bool:
-        item = turn.box.item(self.spec.name, incident.id, "root")
-        stage, state = story.stage(turn.log, incident), _state(turn.log, incident)
-        if item.state == "told" and item.digest == state:
-            return True
-        if self.later(turn, item):
-            return False
-        if item.state in ("due", "stormed") and self.stormed(turn, item, incident):
-            return True
-        worse = stage in story.NEEDS_YOU or (stage == "verifying" and story.escalated(incident, -1))
-        severity = story.severity(turn.log, [incident, *story.attached(turn.log, incident)])
-        facts = {
-            "incident": incident.id,
-            "policy": incident.policy,
-            "detector": incident.detector,
-            "status": incident.status,
-            "severity": severity,
-            "count": incident.count,
-            "mention": self.spec.mention if worse else None,
-        }
-        self._send(turn, item, render.root(turn.log, incident), state, facts)
+    def tell(self, turn: Turn, subject: Subject) -> bool:
+        item = turn.box.item(self.spec.name, subject.id, "root")
+        state = subject.state()
+        if item.state != "told" or item.digest != state:
+            if self.later(turn, item):
+                return False
+            if self._silenced(turn, item, subject, state):
+                return True
+            unseen = item.state not in ("told", "sending")
+            if unseen and (self.held_back(turn, item, subject) or self.stormed(turn, item, subject)):
+                return True
+            first = item.state != "told"
+            self._send(turn, item, subject.message(), state, self._facts(subject, worse=subject.worse()))
+            if first:
+                turn.pace.limiter.rooted(self.channel_key, turn.now)
+        for nudge in self.nudges(subject, item, turn.now)[0]:
+            said = turn.box.item(self.spec.name, subject.id, nudge.key)
+            if said.state == "told":
+                continue
+            if self.later(turn, said):
+                return False
+            message = replace(subject.message(), text=nudge.text, first_line=nudge.text)
+            self._send(turn, said, message, nudge.key, self._facts(subject, worse=True))
         return True
 
-    def untold(self, log: IncidentLog, incident: Incident, rows: dict[str, Item]) -> list[str]:
-        root = rows.get("root")
-        return [] if root and (root.state == "stormed" or root.digest == _state(log, incident)) else ["root"]
+    def _silenced(self, turn: Turn, item: Item, subject: Subject, state: str) -> bool:
+        """A state that a silence keeps back from somebody who knows of an earlier one: it is passed over. If it still
+        matters when the silence ends, that is said then."""
+        if item.state != "told" or not subject.muted_until(turn.now):
+            return False
+        item.digest = state
+        turn.box.save(item)
+        return True
+
+    def untold(self, subject: Subject, rows: dict[str, Item]) -> list[str]:
+        root = rows.get("root") or Item(self.spec.name, subject.id, "root")
+        settled = root.state in ("stormed", "dropped") or (root.state == "muted" and not subject.unresolved())
+        return [] if settled or root.digest == subject.state() else ["root"]
 
     def tell_storm(self, turn: Turn, item: Item, message: Message) -> None:
         # It cannot be edited: told at 1, 2, 4, 8 … incidents.
         state = f"storm/{message.count.bit_length()}"
         if item.state != "told" or item.digest != state:
             self._send(turn, item, message, state, {"incident": None, "mention": None, "count": message.count})
+
+    @property
+    def channel_key(self) -> str:
+        return self.spec.name
+
+    def _facts(self, subject: Subject, *, worse: bool) -> dict[str, Any]:
+        return {**subject.facts(), "mention": self.spec.mention if worse else None}
 
     def _send(self, turn: Turn, item: Item, message: Message, state: str, facts: dict[str, Any]) -> None:
         if self.spec.type != "console":
@@ -74,11 +93,7 @@ class LineDesk(Desk):
             if self.spec.type == "slack"
             else webhook.json_body(message, {**facts, "key": key})
         )
-        webhook.post(self.spec, body, key, lambda: turn.pace.left(self.spec.timeout))
-
-
-def _state(log: IncidentLog, incident: Incident) -> str:
-    return f"{story.stage(log, incident)}/{len(incident.attempts)}"
+        webhook.post(self.spec, body, key, lambda: turn.pace.left(self.spec.timeout), turn.now)
 
 
 def put_on_console(message: Message) -> None:

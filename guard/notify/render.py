@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import shlex
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 
 from guard.incidents import IncidentLog
-from guard.notify import blocks, story
+from guard.notify import blocks, buttons, story
 from guard.notify.message import Message, Reply
-from guard.notify.words import clean, count, cut, escape, fault, number, sentence, utc
-from guard.types import Incident
+from guard.notify.words import clean, count, cut, escape, fault, nth, number, sentence, utc
+from guard.types import Entry, Incident
 
 EMOJI = {
     "firing": "🟡",
@@ -21,48 +23,71 @@ EMOJI = {
     "exhausted": "🔴",
     "stopped": "🔴",
     "crashed": "🔴",
+    "hung": "🔴",
     "over": "⚪",
     "observed": "🔵",
 }
 
 
-def root(log: IncidentLog, incident: Incident) -> Message:
-    """The one message of an incident, as it stands now."""
-    also = story.attached(log, incident)
-    severity = story.severity(log, [incident, *also])
-    emoji = EMOJI[story.stage(log, incident)]
-    first = cut(story.first_line(log, incident), 140)
+def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Message:
+    """The one message of an incident, as it stands now; also of the same fault once more.
+
+    Args:
+        listening: somebody hears buttons.
+    """
+    together = story.groups(log).get(incident.id) or story.Together([incident], [])
+    now, also = together.latest, together.attached
+    severity = story.severity(log, [*together.again, *also])
+    again = f" ({nth(len(together.again))} time)" if len(together.again) > 1 else ""
+    first = cut(story.first_line(log, now), 120) + again
     run = clean(log.run.get("run") or "this run", 80)
-    headline = f"{severity.capitalize()} · {fault(incident.detector)} · run {run}"
+    acknowledged = f" · {_acknowledged(ack)}" if (ack := log.acks.get(now.id)) else ""
+    headline = f"{severity.capitalize()} · {fault(now.detector)} · run {run}{acknowledged}"
     sections = [
-        ("What happened", story.what_happened(incident)),
-        ("Where it began", story.where_it_began(incident)),
+        ("What happened", story.what_happened(now)),
+        ("Where it began", story.where_it_began(now)),
         (
-            "What the guard would have done" if incident.status == "observed" else "What the guard did",
-            story.what_was_done(incident),
+            "What the guard would have done" if now.status == "observed" else "What the guard did",
+            story.what_was_done(now),
         ),
-        ("Did it help?", story.did_it_help(log, incident)),
-        (
-            "Seen at the same time",
-            "\n".join(f"• {_told_with(i)}" for i in also[:6])
-            + (f"\n… and {len(also) - 6} more" if len(also) > 6 else ""),
-        ),
-        ("Still in force", "\n".join(f"• {s}" for s in story.standing(incident)[-4:])),
+        ("Did it help?", story.did_it_help(log, now)),
+        ("Before", _listed([_earlier(log, i) for i in together.again[:-1]], newest=True)),
+        ("Seen at the same time", _listed([_told_with(i) for i in also])),
+        ("Still in force", "\n".join(f"• {s}" for i in together.again for s in story.standing(i)[-4:])),
     ]
     kept = tuple((title, body) for title, body in sections if body)
-    shown, command = _fields(log, incident), f"guard show {run_dir(log)} {shlex.quote(clean(incident.id, 80))}"
+    shown, command = _fields(log, now), f"guard show {run_dir(log)} {shlex.quote(clean(now.id, 80))}"
     body = [
-        blocks.header(f"{emoji} {first}"),
+        blocks.header(f"{EMOJI[story.stage(log, now)]} {first}"),
         blocks.section("", headline),
-        blocks.fields(shown, incident.opened_at),
+        blocks.fields(shown, now.opened_at),
         *(blocks.section(title, text) for title, text in kept),
+        *(buttons.for_incident(log, together) if listening else []),
         blocks.code("Next, type", command),
     ]
-    return Message(f"{emoji} {first} ({headline})", blocks.bounded(body), first, headline, shown, kept, command)
+    text = f"{EMOJI[story.stage(log, now)]} {first} ({headline})"
+    return Message(text, blocks.bounded(body), first, headline, shown, kept, command)
 
 
 def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
-    """The incident's history, oldest first. A key once given stays; new events come after it."""
+    """Its history, oldest first. A key once given stays; new events come after it."""
+    together = story.groups(log).get(incident.id) or story.Together([incident], [])
+    found: list[Reply] = []
+    for n, member in enumerate(together.again, 1):
+        history, latest = _history(log, member), member is together.latest
+        if n > 1:
+            needed = latest and story.needs_person(log, member)
+            again = f"Again, {nth(n)} time: {_told_with(member)}"
+            history = [Reply("again", again, needed), *history]
+        found += [
+            replace(r, key=r.key if n == 1 else f"{r.key}/{member.id}", broadcast=r.broadcast and latest)
+            for r in history
+        ]
+    return found
+
+
+def _history(log: IncidentLog, incident: Incident) -> list[Reply]:
+    """What became of one incident."""
     now = story.stage(log, incident)
     events: list[tuple[int, Reply]] = []
     for i, attempt in enumerate(incident.attempts):
@@ -80,33 +105,43 @@ def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
         for i in story.attached(log, incident)
     ]
     events.sort(key=lambda event: event[0])
-    return [reply for _, reply in events] + _ending(log, incident)
+    ack = [Reply("ack", f"{_acknowledged(e)}.")] if (e := log.acks.get(incident.id)) else []
+    return [*(reply for _, reply in events), *ack, *_ending(log, incident)]
 
 
 def _ending(log: IncidentLog, incident: Incident) -> list[Reply]:
     now = story.stage(log, incident)
     first = story.first_line(log, incident)
-    crashed = Reply("crashed", sentence(first), broadcast=True)
+    waking = story.needs_person(log, incident)
     match now:
         case "resolved" | "exhausted" | "stopped":
             # The end of the run changes an exhausted incident's first line, but not what was told here.
-            said = first if now != "exhausted" else "Needs you: out of remedies"
-            text = sentence(said) + story.losses_said(incident)
-            return [Reply(f"closed:{now}", text, now in story.NEEDS_YOU)]
-        case "over" | "crashed":
+            said = "Needs you: out of remedies" if now == "exhausted" and waking else first
+            return [Reply(f"closed:{now}", sentence(said) + story.losses_said(incident), waking)]
+        case "over" if first.startswith("No action"):
+            return [Reply("over", sentence(first))]
+        case "over" | "crashed" if incident.policy != story.WATCH:
             over = Reply("over", "Run over before a verdict: whether it would have helped is not known.")
             return ([over] if now == "over" or incident.status == "ended" else []) + (
-                [crashed] if now == "crashed" else []
+                [Reply("crashed", sentence(first), broadcast=True)] if now == "crashed" else []
             )
         case "observed" if incident.closed_tick is not None:
             return [Reply("closed:observed", f"No longer seen, after {count(incident.count, 'time')}.")]
     return []
 
 
-def storm(log: IncidentLog, incidents: list[Incident], since: float) -> Message:
-    """One message for the incidents that would have been too many messages."""
-    first = f"{count(len(incidents), 'more incident')} not told one by one"
+def storm(log: IncidentLog, incidents: list[Incident], since: float, elsewhere: Sequence[int] = ()) -> Message:
+    """One message for the incidents that would have been too many messages.
+
+    Args:
+        incidents: of this run.
+        elsewhere: how many there were in each of the other runs that are told in the same channel.
+    """
+    total = len(incidents) + sum(elsewhere)
+    first = f"{count(total, 'more incident')} not told one by one"
     run = clean(log.run.get("run") or "this run", 80)
+    if elsewhere:
+        run += f" and {count(len(elsewhere), 'other run')}"
     lines = [f"• {fault(i.detector)} at step {number(i.opened_step)} ({clean(i.id, 60)})" for i in incidents[-5:]]
     body = f"Since {utc(since)}. The latest:\n" + "\n".join(lines)
     command = f"guard incidents {run_dir(log)}"
@@ -123,7 +158,7 @@ def storm(log: IncidentLog, incidents: list[Incident], since: float) -> Message:
         f"run {run}",
         sections=(("Too many at once", body),),
         command=command,
-        count=len(incidents),
+        count=total,
     )
 
 
@@ -167,3 +202,18 @@ def _told_with(incident: Incident) -> str:
     message = clean(story.detection(incident).get("message") or "", 240)
     what = f"{fault(incident.detector)}, step {number(incident.opened_step)}"
     return f"{what}: {message}" if message else what
+
+
+def _listed(lines: list[str], *, newest: bool = False) -> str:
+    """As bullets, at most six."""
+    more = f"… and {len(lines) - 6} more" if len(lines) > 6 else ""
+    shown = [f"• {line}" for line in (lines[-6:] if newest else lines[:6])]
+    return "\n".join([*([more] if more and newest else []), *shown, *([more] if more and not newest else [])])
+
+
+def _earlier(log: IncidentLog, incident: Incident) -> str:
+    return f"Step {number(incident.opened_step)}, {utc(incident.opened_at)}: {story.first_line(log, incident)}"
+
+
+def _acknowledged(ack: Entry) -> str:
+    return f"Acknowledged by {clean(ack['author'], 80)}"

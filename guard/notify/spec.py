@@ -12,6 +12,19 @@ Secret = Callable[[], str | None] | str | None
 
 
 @dataclass(frozen=True, slots=True)
+class Escalation:
+    """Whom to tell as well when nobody answers.
+
+    Args:
+        after: seconds in which nobody acknowledged it since it needs a person.
+        to: name of the receiver.
+    """
+
+    after: float
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiverSpec:
     """One receiver.
 
@@ -25,6 +38,11 @@ class ReceiverSpec:
         base_url: in place of Slack's own, e.g. a proxy or a test server.
         off_reason: why this receiver is switched off (a missing secret); said once.
         timeout: of one network call [s].
+        remind_every: [s] until the first reminder of an unresolved incident; the next ones take twice as long each;
+            None: no reminders.
+        escalate: who is told as well of what nobody acknowledges.
+        lifecycle: starts and ends of the run are told here too.
+        secret: signs what a `webhook` receiver is sent; None: it is not signed.
     """
 
     name: str
@@ -37,6 +55,10 @@ class ReceiverSpec:
     base_url: str | None = None
     off_reason: str | None = None
     timeout: float = 10.0
+    remind_every: float | None = None
+    escalate: Escalation | None = None
+    lifecycle: bool = False
+    secret: Secret = field(default=None, repr=False)
 
     @property
     def threaded(self) -> bool:

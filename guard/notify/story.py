@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from guard.incidents import IncidentLog
 from guard.notify.words import as_float, clean, count, cut, fault, number, sentence, signal
 from guard.types import SEVERITIES, Attempt, Incident, Severity
 
-Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "over", "observed"]
-NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed"})
-OUTSIDE = {"crash": "crashed", "hang": "hung"}  # what only a supervisor can see, and how it is said of a run
+Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "hung", "over", "observed"]
+NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed", "hung"})
+OUTSIDE: dict[str, Stage] = {"crash": "crashed", "hang": "hung"}  # what only those outside can see
+WATCH = "watch"  # policy of what a daemon sees that only watches: nobody starts the run again
 SETTLED: frozenset[Stage] = NEEDS_YOU | {"resolved", "over"}
+AGAIN = 1800.0  # [s] after its end within which the same fault counts as the same story
 
 
 def stage(log: IncidentLog, incident: Incident) -> Stage:
@@ -22,14 +26,73 @@ def stage(log: IncidentLog, incident: Incident) -> Stage:
         case "resolved" | "exhausted" | "stopped" | "observed":
             return incident.status
         case "firing" | "verifying" if log.finished is None:
-            return incident.status
+            if incident.policy != WATCH or incident.detector not in OUTSIDE:
+                return incident.status
+            return "over" if restarted(log, incident) else OUTSIDE[incident.detector]
     if incident.detector in OUTSIDE and incident.ended:
         return "over"  # it was started again, whatever came of that
     return "crashed" if (log.finished or {}).get("status") == "crashed" else "over"
 
 
+def restarted(log: IncidentLog, incident: Incident) -> bool:
+    """The run was started anew since the incident ended, or since it was seen if it has no end."""
+    return float(log.run.get("time", 0.0)) > (incident.closed_at or incident.opened_at)
+
+
+def needs_person(log: IncidentLog, incident: Incident) -> bool:
+    """Somebody must get up: the run is lost, or goes on unrepaired."""
+    if stage(log, incident) not in NEEDS_YOU or incident.policy == "person":  # who asked for it knows
+        return False
+    return not _taken_care_of(log, incident)
+
+
+def _taken_care_of(log: IncidentLog, incident: Incident) -> bool:
+    """Somebody has started the run again since. That repairs a run that had ended, and no other."""
+    return restarted(log, incident) and (incident.status != "exhausted" or incident.detector in OUTSIDE)
+
+
+# ---- what is told together
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """All that one message tells.
+
+    Args:
+        again: the incident whose message it is, and then the same fault whenever it came back.
+        attached: incidents that were repaired along with one of these.
+    """
+
+    again: list[Incident]
+    attached: list[Incident]
+
+    @property
+    def latest(self) -> Incident:
+        """The one that the message is about now."""
+        return self.again[-1]
+
+
+_GROUPED: WeakKeyDictionary[IncidentLog, tuple[int, dict[str, str], dict[str, Together]]] = WeakKeyDictionary()
+
+
+def owners(log: IncidentLog) -> Mapping[str, str]:
+    """By incident, the id of the one in whose message it is told."""
+    return _grouped(log)[0]
+
+
 def owner(log: IncidentLog, incident: Incident) -> Incident:
-    """The incident in whose message this one is told: itself, unless attached and without a story of its own."""
+    """The incident in whose message this one is told: itself, unless it rode along with another, or is the same fault
+    once more."""
+    return log.incidents[owners(log).get(incident.id, incident.id)]
+
+
+def groups(log: IncidentLog) -> dict[str, Together]:
+    """What is told together, by the owner's id, oldest first."""
+    return _grouped(log)[1]
+
+
+def carrier(log: IncidentLog, incident: Incident) -> Incident:
+    """The incident that this one rides along with: itself, unless attached and without a story of its own."""
     seen = {incident.id}
     while (other := log.incidents.get(incident.evidence.get("attached_to", ""))) and other.id not in seen:
         if incident.attempts or incident.status in ("exhausted", "stopped"):
@@ -39,29 +102,52 @@ def owner(log: IncidentLog, incident: Incident) -> Incident:
     return incident
 
 
-def groups(log: IncidentLog) -> dict[str, list[Incident]]:
-    """What is told together: by the owner's id, the owner first and then those attached to it."""
-    found: dict[str, list[Incident]] = {}
-    for incident in log.incidents.values():
-        key = owner(log, incident).id
-        if key == incident.id:
-            found.setdefault(key, []).insert(0, incident)
-        else:
-            found.setdefault(key, []).append(incident)
-    return found
+def latest(log: IncidentLog, incident: Incident) -> Incident:
+    """Of the incidents told in this one's message, the one it is about now."""
+    found = groups(log).get(incident.id)
+    return found.latest if found else incident
 
 
 def attached(log: IncidentLog, incident: Incident) -> list[Incident]:
-    return [
-        i
-        for i in log.incidents.values()
-        if i.evidence.get("attached_to") and i.id != incident.id and owner(log, i).id == incident.id
-    ]
+    """Those that rode along with it."""
+    found = groups(log).get(owner(log, incident).id)
+    return [i for i in found.attached if carrier(log, i).id == incident.id] if found else []
+
+
+def _grouped(log: IncidentLog) -> tuple[dict[str, str], dict[str, Together]]:
+    """Owner's id by incident, and the groups; found once for each state of the log."""
+    known = _GROUPED.get(log)
+    if known is None or known[0] != log.applied:
+        firsts, owners, found = _firsts(log), dict[str, str](), dict[str, Together]()
+        for incident in log.incidents.values():
+            carried_by = carrier(log, incident)
+            key = owners[incident.id] = firsts.get(carried_by.id, carried_by.id)
+            together = found.setdefault(key, Together([], []))
+            (together.again if carried_by.id == incident.id else together.attached).append(incident)
+        known = (log.applied, owners, found)
+        _GROUPED[log] = known
+    return known[1:]
+
+
+def _firsts(log: IncidentLog) -> dict[str, str]:
+    """Of incidents that are the same fault once more: the first of their row. Only what was known when they were opened
+    counts, so that a message once begun never turns out to be part of another."""
+    firsts: dict[str, str] = {}
+    before: dict[tuple[str, str, str], Incident] = {}
+    for incident in log.incidents.values():
+        if incident.evidence.get("attached_to") or incident.policy == "person":
+            continue
+        fault_of = (incident.policy, incident.detector, str(detection(incident).get("signal")))
+        past = before.get(fault_of)
+        if past and incident.opened_at - (past.closed_at or incident.opened_at) <= AGAIN:
+            firsts[incident.id] = firsts.get(past.id, past.id)
+        before[fault_of] = incident
+    return firsts
 
 
 def severity(log: IncidentLog, together: Sequence[Incident]) -> Severity:
     """How bad it is by now: the worst of what is told together; what needs a person is critical."""
-    if stage(log, together[0]) in NEEDS_YOU:
+    if any(stage(log, i) in NEEDS_YOU for i in together if carrier(log, i).id == i.id):
         return "critical"
     return max((i.severity for i in together), key=rank)
 
@@ -89,7 +175,9 @@ def lost(incident: Incident) -> str:
 def first_line(log: IncidentLog, incident: Incident) -> str:
     """What the person woken needs to know."""
     what = fault(incident.detector)
-    match stage(log, incident):
+    match now := stage(log, incident):
+        case "resolved" if incident.policy == WATCH:
+            return "No action needed: the run goes on again"
         case "resolved":
             return (
                 f"No action needed: repaired, {lost(incident)}"
@@ -98,6 +186,8 @@ def first_line(log: IncidentLog, incident: Incident) -> str:
             )
         case "stopped" if incident.policy == "person":
             return f"No action needed: stopped, {clean(detection(incident).get('message'))}"
+        case "stopped" | "exhausted" if _taken_care_of(log, incident):
+            return f"No action needed: the run {OUTSIDE.get(incident.detector, 'stopped')} and was started again since"
         case "stopped":
             return "Needs you: " + ("out of remedies, " if len(incident.attempts) > 1 else "") + "run stopped"
         case "exhausted" if incident.detector in OUTSIDE:
@@ -106,9 +196,11 @@ def first_line(log: IncidentLog, incident: Incident) -> str:
             stopped = (log.finished or {}).get("status") == "stopped"
             ending = "run stopped" if stopped else "run over" if log.finished else "the run goes on unrepaired"
             return f"Needs you: out of remedies, {ending}"
+        case "crashed" | "hung" if incident.policy == WATCH and not incident.ended:
+            return f"Needs you: the run {'crashed' if now == 'crashed' else 'hangs'}"
         case "crashed":
             return "Needs you: the run crashed before this was repaired"
-        case "over" if incident.detector in OUTSIDE and incident.attempts:
+        case "over" if incident.detector in OUTSIDE and (incident.attempts or restarted(log, incident)):
             return f"No action needed: the run {OUTSIDE[incident.detector]} and was started again"
         case "over" if incident.detector == "plugin_failure":
             return "No action needed: a part of the guard failed and is switched off, training goes on"
@@ -173,7 +265,7 @@ def _step_at(incident: Incident, tick: int) -> str:
 def what_was_done(incident: Incident) -> str:
     """The attempts, numbered; of a long list the first and the latest."""
     if not incident.attempts:
-        return "Nothing so far."
+        return "" if incident.policy == WATCH else "Nothing so far."
     lines = [f"{i}. {attempt_line(incident, a)}" for i, a in enumerate(incident.attempts, 1)]
     if len(lines) > 8:
         lines = [*lines[:2], f"… {len(lines) - 7} more …", *lines[-5:]]
@@ -205,6 +297,8 @@ def losses_said(incident: Incident) -> str:
 def did_it_help(log: IncidentLog, incident: Incident) -> str:
     now, losses = stage(log, incident), losses_said(incident)
     match now:
+        case "resolved" if incident.policy == WATCH:
+            return "The run goes on."
         case "resolved":
             if not incident.attempts:
                 return f"It passed without a remedy.{losses}"
@@ -218,11 +312,19 @@ def did_it_help(log: IncidentLog, incident: Incident) -> str:
             return failed + losses
         case "verifying":
             return "Not known yet; this message changes when it is."
-        case "over" if incident.detector in OUTSIDE and incident.attempts:
+        case "over" if incident.detector in OUTSIDE and (incident.attempts or restarted(log, incident)):
             return "The run was started again."
+        case "crashed" | "hung" if incident.policy == WATCH and not incident.ended:
+            return ""
         case "over" | "crashed":
             return f"Not known: the run {'crashed' if now == 'crashed' else 'ended'} first.{losses}"
     return ""
+
+
+def paused(incident: Incident) -> bool:
+    """Its latest attempt has paused the run, and that has not ended as far as is known."""
+    last = incident.attempts[-1].results if incident.attempts and not incident.ended else []
+    return "pause" not in incident.evidence and any(r.type == "pause" and "paused_for" in r.changes for r in last)
 
 
 def standing(incident: Incident) -> list[str]:

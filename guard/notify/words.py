@@ -69,6 +69,21 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
+def nth(n: int) -> str:
+    """``1st``, ``2nd``, ``11th``."""
+    return f"{n}{'th' if 11 <= n % 100 <= 13 else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
+
+
+def span(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``5 h 10 min``, ``2 days 3 h``."""
+    minutes, s = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(count(days, "day"), days), (f"{hours} h", hours), (f"{minutes} min", minutes), (f"{s} s", s)]
+    first = next((i for i, (_, n) in enumerate(parts) if n), 3)
+    return " ".join(text for text, n in parts[first : first + (1 if first >= 2 else 2)] if n or first == 3)
+
+
 def utc(time: float) -> str:
     try:
         return datetime.fromtimestamp(time, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,20 +13,21 @@ from guard.actions import ACTIONS
 from guard.detectors import DETECTORS
 from guard.policy import triggers
 from guard.policy.messages import kind, show, unknown
-from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
+from guard.policy.references import has_reference
+from guard.policy.schema import ActionSpec, Checkpoints, Disk, Escalate, Limits, Policy, PolicySet, Receiver
 from guard.policy.tree import Node
 from guard.policy.validate import BROKEN, Validator, keys
 from guard.registry import Registry
 
 T = TypeVar("T")
 
-SET_KEYS = ("version", "name", "extends", "mode", "checkpoints", "policies", "receivers")
+SET_KEYS = ("version", "name", "extends", "mode", "deliver", "checkpoints", "policies", "receivers")
 POLICY_KEYS = tuple("actions" if key == "repeats" else key for key in keys(Policy))
-SECRETS = frozenset({"token", "webhook_url", "url"})
-_EVERY_RECEIVER = ("type", "min_severity", "mention", "remind_every")
+SECRETS = frozenset({"token", "webhook_url", "url", "secret"})
+_EVERY_RECEIVER = ("type", "min_severity", "mention", "remind_every", "escalate", "lifecycle")
 RECEIVER_KEYS = {
     "slack": (*_EVERY_RECEIVER, "channel", "token", "token_file", "webhook_url", "base_url"),
-    "webhook": (*_EVERY_RECEIVER, "url"),
+    "webhook": (*_EVERY_RECEIVER, "url", "secret"),
     "console": _EVERY_RECEIVER,
 }
 
@@ -155,7 +156,10 @@ class Builder(Validator):
         children = self.mapping(node)
         if children is None:
             return None
-        built = {name: self._receiver(child) for name, child in children.items() if child.value is not None}
+        kept = {name: child for name, child in children.items() if child.value is not None}
+        built = {name: self._receiver(child) for name, child in kept.items()}
+        for name, child in kept.items():
+            self._escalates(name, child, kept)
         return {name: receiver for name, receiver in built.items() if receiver is not None}
 
     def _receiver(self, node: Node) -> Receiver | None:
@@ -165,9 +169,21 @@ class Builder(Validator):
         type_ = children["type"].value if "type" in children else None
         if not isinstance(type_, str) or type_ not in RECEIVER_KEYS:
             return self.model(Receiver, node, raw=SECRETS)
-        done = self.parts(node, {"token_file": self.path})
+        builders = {"token_file": self.path, "escalate": lambda escalate: self.model(Escalate, escalate)}
+        done = self.parts(node, {k: b for k, b in builders.items() if k != "escalate" or children.get(k, node).value})
         what = f"key of a {type_} receiver:"
         return self.model(Receiver, node, RECEIVER_KEYS[type_], what=what, done=done, raw=SECRETS)
+
+    def _escalates(self, name: str, node: Node, receivers: Mapping[str, Node]) -> None:
+        """Whom a receiver calls must be another one."""
+        escalate = node.value.get("escalate") if isinstance(node.value, dict) else None
+        called = escalate.value.get("to") if escalate is not None and isinstance(escalate.value, dict) else None
+        if called is None or has_reference(called.value):
+            return
+        if called.value == name:
+            self.note(called, f"{name!r} would call itself; name another receiver")
+        elif isinstance(called.value, str) and called.value and called.value not in receivers:
+            self.note(called, unknown("receiver", called.value, [r for r in receivers if r != name]))
 
     def path(self, node: Node) -> Path | None:
         """A path that still holds when the policy is copied into the run directory."""

@@ -24,6 +24,7 @@ def dump(policies: PolicySet) -> str:
     document: dict[str, Any] = {"version": policies.version, "name": escape(policies.name)}
     if policies.mode:
         document["mode"] = policies.mode
+    document["deliver"] = policies.deliver
     document["checkpoints"] = _plain(policies.checkpoints)
     if isinstance(every := policies.checkpoints.disk and policies.checkpoints.disk.every, float):
         document["checkpoints"]["disk"]["every"] = f"{Decimal(repr(every)):f} s"  # a bare number would be steps

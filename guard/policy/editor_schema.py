@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from guard.actions import ACTIONS
 from guard.detectors import DETECTORS
 from guard.policy.build import RECEIVER_KEYS
-from guard.policy.schema import Checkpoints, Limits, Policy, Receiver
+from guard.policy.schema import Checkpoints, Escalate, Limits, Policy, PolicySet, Receiver
 from guard.registry import Registry
 
 Schema = dict[str, Any]
@@ -19,7 +19,7 @@ _MODES = {"enum": ["observe", "enforce"]}
 def json_schema() -> Schema:
     """JSON Schema 2020-12 of a policy file, with the parameters of every detector and action known now."""
     definitions: Schema = {}
-    for model in (Checkpoints, Limits):
+    for model in (Checkpoints, Limits, Escalate):
         _define(definitions, model.__name__, model)
     definitions["Policy"] = _policy()
     definitions["Receiver"] = _receivers()
@@ -36,6 +36,8 @@ def json_schema() -> Schema:
             "name": {"type": "string", "description": "What this set is called; default: the file's name."},
             "extends": {"type": "string", "description": "Shipped policy or path; this file is laid over it."},
             "mode": _MODES | {"description": "observe: only report; enforce: act."},
+            "deliver": PolicySet.model_json_schema()["properties"]["deliver"]
+            | {"description": "Who tells: the process, a daemon, or a daemon of this host if one says that it does."},
             "checkpoints": _ref("Checkpoints"),
             "policies": _list_of(_ref("Policy")),
             "receivers": {"type": "object", "additionalProperties": {"anyOf": [_ref("Receiver"), {"type": "null"}]}},

@@ -17,9 +17,15 @@ def explain(policies: PolicySet) -> list[str]:
         *(_policy(policy) for policy in policies.policies),
         _checkpoints(policies.checkpoints),
         *(_receiver(name, receiver) for name, receiver in policies.receivers.items()),
+        *([_DELIVER[policies.deliver]] if policies.receivers else []),
     ]
 
 
+_DELIVER = {
+    "auto": "Told by a daemon of this host if one says that it does, else by the training process.",
+    "process": "Told by the training process.",
+    "daemon": "Told by a daemon alone: without one nobody is told before the run ends.",
+}
 _OBSERVING = "This set only observes: what follows is reported as what would have been done, and nothing is touched."
 
 
@@ -117,8 +123,13 @@ def _receiver(name: str, receiver: Receiver) -> str:
     where = f" {receiver.channel}" if receiver.channel else ""
     mention = f", calling {receiver.mention} when things get worse" if receiver.mention else ""
     remind = f", reminding every {_time(receiver.remind_every)}" if receiver.remind_every else ""
+    call = ""
+    if receiver.escalate:
+        call = f", calling {receiver.escalate.to} too when nobody answers for {_time(receiver.escalate.after)}"
+    ends = ", and of starts and ends of the run" if receiver.lifecycle else ""
     off = f"; switched off: {receiver.off_reason}" if receiver.off_reason else ""
-    return f"Tells {name} ({receiver.type}{where}) of everything from {receiver.min_severity} up{mention}{remind}{off}."
+    what = f"everything from {receiver.min_severity} up{ends}"
+    return f"Tells {name} ({receiver.type}{where}) of {what}{mention}{remind}{call}{off}."
 
 
 def _steps(count: int) -> str:

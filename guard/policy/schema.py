@@ -176,6 +176,18 @@ class Policy(Model):
         return self
 
 
+class Escalate(Model):
+    """Whom to tell as well when nobody answers.
+
+    Args:
+        after: [s] in which nobody acknowledged an incident that needs a person.
+        to: name of another receiver of the same file.
+    """
+
+    after: Annotated[Seconds, Field(gt=0)]
+    to: NonEmpty
+
+
 class Receiver(Model):
     """Where incidents are told.
 
@@ -187,7 +199,11 @@ class Receiver(Model):
         webhook_url: a Slack webhook in place of token and channel.
         url: where a webhook receiver posts to.
         base_url: in place of Slack's own (a proxy).
-        remind_every: [s] between reminders of an unresolved incident; None: no reminders.
+        secret: signs what a webhook receiver is sent.
+        remind_every: [s] until an unresolved incident that nobody acknowledged is told once more, then twice as long
+            and so on; None: no reminders.
+        escalate: who is told as well of what nobody acknowledges.
+        lifecycle: starts and ends of the run are told too.
     """
 
     type: Literal["slack", "webhook", "console"]
@@ -198,8 +214,11 @@ class Receiver(Model):
     token_file: Path | None = None
     webhook_url: SecretRef | None = None
     url: SecretRef | None = None
+    secret: SecretRef | None = None
     base_url: str | None = None
     remind_every: Annotated[Seconds, Field(gt=0)] | None = 4 * 3600.0
+    escalate: Escalate | None = None
+    lifecycle: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -226,13 +245,13 @@ class Receiver(Model):
     @property
     def off_reason(self) -> str | None:
         """Why nothing can be told here (``SLACK_BOT_TOKEN is not set``), or None. Looks at the environment of now."""
-        for key in ("token", "webhook_url", "url"):
+        for key in ("token", "webhook_url", "url", "secret"):
             secret: SecretRef | None = getattr(self, key)
             if secret is not None and (why := secret.missing()):
                 return why
         return self._file_reason() if self.token_file is not None else None
 
-    def secret(self) -> str:
+    def credential(self) -> str:
         """Token or URL to send with, read now; empty if there is none. Never log it."""
         for reference in (self.token, self.webhook_url, self.url):
             if reference is not None:
@@ -252,11 +271,14 @@ class PolicySet(Model):
 
     Args:
         mode: observe or enforce; None: the caller decides.
+        deliver: who tells the receivers: the training process, a daemon, or (auto) a daemon if one of this host says
+            that it does, else the process.
         name: as given in the file, else its stem, or ``inline``.
     """
 
     version: Literal[1] = 1
     mode: Mode | None = None
+    deliver: Literal["auto", "process", "daemon"] = "auto"
     name: NonEmpty = "inline"
     checkpoints: Checkpoints = Checkpoints()
     policies: tuple[Policy, ...] = ()

@@ -244,7 +244,7 @@ def test_no_runs_at_all(guard):
 
 
 def test_what_may_not_be_read(guard, night, monkeypatch):
-    def refuse(*_: object) -> object:
+    def refuse(*_: object, **__: object) -> object:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:

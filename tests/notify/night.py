@@ -55,9 +55,11 @@ class Night:
         message: str = MESSAGE,
         observed: bool = False,
         attached_to: str | None = None,
+        signal: str = "loss",
+        policy: str = "nan-rollback-retry-bf16",
     ) -> None:
         detection = {
-            "signal": "loss",
+            "signal": signal,
             "value": float("nan"),
             "threshold": float("nan"),
             "baseline": 2.3125,
@@ -67,7 +69,7 @@ class Night:
         self.write(
             "incident_opened",
             incident=id,
-            policy="nan-rollback-retry-bf16",
+            policy=policy,
             detector=detector,
             severity=severity,
             detection=detection,

@@ -12,7 +12,7 @@ import pytest
 from notify.fake_slack import TOKEN
 
 from guard.notify import Courier, ReceiverSpec, check_receivers, send_test
-from guard.notify.courier import outbox_path
+from guard.notify.rounds import outbox_path
 
 
 class RealClock:
@@ -109,10 +109,10 @@ def test_the_thread_survives_anything(night, slack, real, said, monkeypatch):
     broken = iter([RuntimeError("with a secret"), RuntimeError("again"), MemoryError()])
     due = desk.due
 
-    def fails(log, spec):
+    def fails(log, spec, called=()):
         for error in broken:
             raise error
-        return due(log, spec)
+        return due(log, spec, called)
 
     monkeypatch.setattr(desk, "due", fails)
     c.start()
@@ -168,7 +168,7 @@ def test_a_test_message(slack, spec, capsys):
 def test_the_outbox_can_live_on_this_host(night, slack, courier, deliver, tmp_path):
     home = tmp_path / "home"
     night.opened()
-    deliver(courier(home=home))
+    deliver(courier(state=home))
     assert outbox_path(night.run_dir, home).exists()
     assert not (night.run_dir / "outbox.db").exists()
 

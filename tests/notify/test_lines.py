@@ -80,7 +80,7 @@ def test_a_webhook_fails(night, slack, courier, deliver, hook, fault, times):
 def test_a_storm_on_a_webhook_is_told_at_powers_of_two(night, slack, courier, deliver, hook):
     c = courier(hook())
     for i in range(30):
-        night.opened(f"i{i}", severity="warning")
+        night.opened(f"i{i}", severity="warning", signal=f"s{i}")
         deliver(c)
     assert sum(h["incident"] is None for h in slack.hooks) == 5
     assert sum(h["incident"] is not None for h in slack.hooks) == 10

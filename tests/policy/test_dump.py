@@ -28,6 +28,7 @@ def test_what_it_looks_like() -> None:
         == """\
 version: 1
 name: sound
+deliver: auto
 checkpoints: {every: 100, keep: 3, memory: 0.25, probation: 20}
 policies:
 - name: shakes
@@ -47,7 +48,7 @@ policies:
   resolve_after: 20
   on_exhausted: notify
 receivers:
-  team: {type: console, min_severity: info, remind_every: 14400.0}
+  team: {type: console, min_severity: info, remind_every: 14400.0, lifecycle: false}
 """
     )
 

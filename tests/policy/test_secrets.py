@@ -53,7 +53,7 @@ def test_only_references_are_shown(text: str, reference: str, monkeypatch: pytes
     monkeypatch.setenv("SLACK_BOT_TOKEN", VALUE)
     loaded = one(token=text)
     assert loaded.receivers["team"].token.reference == reference
-    assert "hush" in loaded.receivers["team"].secret()
+    assert "hush" in loaded.receivers["team"].credential()
     assert loaded.receivers["team"].off_reason is None
     assert "hush" not in shown(loaded)
 
@@ -84,17 +84,17 @@ def test_a_missing_secret_switches_off(
     if environment is not None:
         monkeypatch.setenv("SLACK_BOT_TOKEN", environment)
     receiver = one(token=token).receivers["team"]
-    assert (receiver.off_reason, receiver.secret()) == (reason, "")
+    assert (receiver.off_reason, receiver.credential()) == (reason, "")
 
 
 def test_token_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     receiver = one(token_file=file).receivers["team"]
-    assert (receiver.off_reason, receiver.secret()) == (f"{file} cannot be read", "")
+    assert (receiver.off_reason, receiver.credential()) == (f"{file} cannot be read", "")
     file.write_text("\n")
-    assert (receiver.off_reason, receiver.secret()) == (f"{file} is empty", "")
+    assert (receiver.off_reason, receiver.credential()) == (f"{file} is empty", "")
     file.write_text(VALUE + "\n")
-    assert (receiver.off_reason, receiver.secret()) == (None, VALUE)
+    assert (receiver.off_reason, receiver.credential()) == (None, VALUE)
 
 
 def test_webhooks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_webhooks(monkeypatch: pytest.MonkeyPatch) -> None:
         }
     )
     assert [r.off_reason for r in loaded.receivers.values()] == ["UNSET is not set", None, None]
-    assert [r.secret() for r in loaded.receivers.values()] == ["", "http://here", ""]
+    assert [r.credential() for r in loaded.receivers.values()] == ["", "http://here", ""]
 
 
 @pytest.mark.parametrize(
