@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from typing import Any, cast
 from guard.clock import Clock
 from guard.daemon import standing
 from guard.daemon.hearing import BUTTONS, COMMANDS, HELP, Refused, Wish
-from guard.daemon.seen import Seen
+from guard.daemon.once import Once
 from guard.errors import GuardError, UsageError
 from guard.home import Announcement, Home
 from guard.incidents import acts, control
@@ -29,7 +29,7 @@ _MINUTE = 60.0
 # What is typed in place of each button.
 TWINS = {
     "ack": "guard ack {run_dir} {incident}",
-    "silence": "guard silence {run_dir}",
+    "silence": "guard silence {run_dir} --for 1h",
     "observe": "guard observe {run_dir}",
     "undo": "guard undo {run_dir} {incident}",
     "rollback": "guard rollback {run_dir}",
@@ -59,16 +59,17 @@ class Deeds:
     """Does what is wanted and answers. One thread at a time.
 
     Args:
+        homes: where runs are found.
         answer: says something to the person at an address; raises `Failure`.
         say: for the log.
     """
 
     def __init__(
-        self, home: Home, clock: Clock, answer: Callable[[str, str], None], say: Callable[[str], None]
+        self, homes: Sequence[Home], clock: Clock, answer: Callable[[str, str], None], say: Callable[[str], None]
     ) -> None:
-        self._home, self._clock, self._answer, self._say = home, clock, answer, say
+        self._homes, self._clock, self._answer, self._say = homes, clock, answer, say
         self._waiting: list[_Waiting] = []
-        self._refused = Seen(1000)
+        self._refused = Once(1000)
 
     def do(self, wish: Wish) -> bool:
         """Does it, or says why not; True if it was done or passed on."""
@@ -140,16 +141,16 @@ class Deeds:
     def _at_its_place(self, wish: Wish, run: Announcement) -> str:
         if reachable(run):
             return self._act(wish, run)
-        there = [d for d in self._home.daemons() if d.host == run.host]
+        home = next(home for home in self._homes if home.run(run.id))
+        there = sorted((d for d in home.daemons() if d.host == run.host), key=lambda d: not d.delivers)
         if not there:
             raise UsageError(
                 f"{_name(run)} is on {clean(run.host, 80)}, which this host does not reach, and no daemon lives there. "
                 f"Type there: {_twin(wish, run)}"
             )
-        there.sort(key=lambda d: not d.delivers)
         message = {**asdict(wish), "run": run.id, "expires": self._clock.time() + EXPIRY}
         try:
-            self._home.forward(there[0].id, message)
+            home.forward(there[0].id, message)
         except OSError as error:
             raise UsageError(f"it cannot be passed on to {clean(run.host, 80)}: {error.strerror}") from error
         return f"{_name(run)}: passed on to the daemon on {clean(run.host, 80)}, which answers here itself."
@@ -185,12 +186,9 @@ class Deeds:
     def _find(self, wish: Wish) -> Announcement:
         """The one that is meant. Raises `UsageError` if that is not clear."""
         if not wish.command:
-            run = self._home.run(wish.run)
-            if run is None:
-                raise UsageError(
-                    "this run is not known here; perhaps another user's daemon listens, or it was forgotten"
-                )
-            return run
+            if known := [run for home in self._homes if (run := home.run(wish.run)) is not None]:
+                return known[0]
+            raise UsageError("this run is not known here; perhaps another user's daemon listens, or it was forgotten")
         found = self._named(wish.run)
         if len(found) > 1 and (live := [r for r in found if not reachable(r) or standing.runs(r, self._clock)]):
             found = live
@@ -203,8 +201,8 @@ class Deeds:
 
     def _named(self, name: str) -> list[Announcement]:
         """Those of that name or id, the newest first; all, for ""."""
-        runs = sorted(self._home.runs(), key=lambda run: -run.time)
-        return [run for run in runs if name in ("", run.id, run.run)]
+        runs = {run.id: run for home in self._homes for run in home.runs()}
+        return sorted((r for r in runs.values() if name in ("", r.id, r.run)), key=lambda r: -r.time)
 
     # ---- telling
 

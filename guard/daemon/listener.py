@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -11,19 +10,19 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from guard.clock import Clock
 from guard.daemon.answers import Answers
 from guard.daemon.deeds import Deeds
-from guard.daemon.hearing import Refused, Wish, hear
+from guard.daemon.doing import Doing
+from guard.daemon.hearing import Refused, hear
 from guard.daemon.link import Link
-from guard.daemon.seen import Seen
+from guard.daemon.once import Once
 from guard.home import LEASE, Home
 from guard.notify.failure import ADVICE, Failure
-from guard.notify.words import clean
 
 Status = Literal["off", "waiting", "connecting", "connected"]
 
@@ -31,11 +30,8 @@ _TOKEN = re.compile(r"xapp-\d+-([A-Z0-9]{2,40})-\S+")
 _RENEW, _TRY_AGAIN = LEASE / 3, 3.0  # [s] between claims: of who has it, of who waits for it
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # [s] between connections that fail
 _HOPELESS = 300.0  # [s] before another try where a person must change something first
-_WAITING_DEEDS = 100
-_LOOK = 1.0  # [s] between looks at how requests were answered
 _REMEMBERED = 5000
 _ID = 200  # characters of an envelope's id
-_PATIENCE = 5.0  # [s] to wait for room among the deeds
 _STEADY = 60.0  # [s] after which a connection counts as a good one
 _WORRY = 3  # failures in a row that are worth a line in the log
 
@@ -71,6 +67,9 @@ class Listener:
         operators: Slack ids (``U…``) of those who may act.
         home: where runs are found, and where the claim is.
         say: for the log; hears each reason once.
+        more: further homes in which runs are found.
+        daemon: id of the daemon that holds this listener: what those of other hosts have forwarded to it is done too,
+            whether this one listens or not.
         base_url: in place of Slack's own Web API; its host may also be answered.
         team: id of the workspace, if it is known; others are refused then.
         wait: how long a read waits for bytes [s].
@@ -84,6 +83,8 @@ class Listener:
         clock: Clock,
         say: Callable[[str], None],
         *,
+        more: Sequence[Home] = (),
+        daemon: str = "",
         base_url: str | None = None,
         team: str | None = None,
         wait: float = 1.0,
@@ -91,9 +92,9 @@ class Listener:
         self._token, self._operators, self._home, self._clock = app_token, frozenset(operators), home, clock
         self._say_always, self._base_url, self._team, self._wait = say, base_url, team, wait
         self._holder = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
-        self._deeds = Deeds(home, clock, Answers(base_url).send, say)
-        self._todo: queue.Queue[Wish | Refused | None] = queue.Queue(_WAITING_DEEDS)
-        self._envelopes, self._wishes, self._said = Seen(_REMEMBERED), Seen(_REMEMBERED), Seen(_REMEMBERED)
+        self._homes, self._daemon = (home, *more), daemon
+        self._doing = Doing(Deeds(self._homes, clock, Answers(base_url).send, say), self._count, say)
+        self._envelopes, self._wishes, self._said = Once(_REMEMBERED), Once(_REMEMBERED), Once(_REMEMBERED)
         self._lock = threading.Lock()
         self._state = ListenerState(since=clock.time())
         self._last_token = ""
@@ -105,8 +106,7 @@ class Listener:
         self._link: Link | None = None
         self._retired: Link | None = None  # Slack ends it soon; another one takes its place
         self._threads: set[threading.Thread] = set()
-        self._worker: threading.Thread | None = None
-        self._stopping = False
+        self._started = self._stopping = False
 
     @property
     def state(self) -> ListenerState:
@@ -116,9 +116,8 @@ class Listener:
 
     def start(self) -> None:
         """Begins; `tick` does the rest."""
-        assert self._worker is None
-        self._worker = threading.Thread(target=self._work, name="guard-deeds", daemon=True)
-        self._worker.start()
+        self._doing.start()
+        self._started = True
 
     def stop(self, timeout: float) -> None:
         """Disconnects, does what was acknowledged, gives the claim up; waits at most `timeout` [s]."""
@@ -129,10 +128,8 @@ class Listener:
         self._disconnect()
         for thread in threads:
             thread.join(max(0.0, end - self._clock.monotonic()))
-        if self._worker is not None:
-            with contextlib.suppress(queue.Full):  # then it finds nothing more to do, and looks whether it shall stop
-                self._todo.put_nowait(None)
-            self._worker.join(max(0.0, end - self._clock.monotonic()))
+        if self._started:
+            self._doing.stop(max(0.0, end - self._clock.monotonic()))
         if self._app:
             self._home.release("listeners", self._app, self._holder)
         self._held_until = 0.0
@@ -140,8 +137,9 @@ class Listener:
 
     def tick(self) -> None:
         """To be called each second: renews the claim, and connects in another thread when it is time."""
-        if self._worker is None or self._stopping:
+        if not self._started or self._stopping:
             return
+        self._take_forwarded()
         token = self._ask_token()
         if token != self._last_token:
             self._last_token, self._connect_at = token, 0.0
@@ -154,7 +152,7 @@ class Listener:
         if not self._claim():
             if self._link or self._retired:
                 self._disconnect()
-            self._become("waiting", self._state.why)
+            self._become("waiting", "another one listens to this app, or the home cannot be written")
         elif self._link is None and self._clock.monotonic() >= self._connect_at:
             self._connect(token)
 
@@ -186,6 +184,16 @@ class Listener:
     @property
     def _held(self) -> bool:
         return self._clock.time() < self._held_until
+
+    # ---- from other hosts
+
+    def _take_forwarded(self) -> None:
+        for home in self._homes if self._daemon else ():
+            for message in home.forwarded(self._daemon):
+                try:
+                    self._doing.put(message, patience=0.0)
+                except queue.Full:
+                    self._say("forwarded", "too much was forwarded at once, some of it is not done")
 
     # ---- connections
 
@@ -273,6 +281,7 @@ class Listener:
             self._greeted_at = self._clock.monotonic()
             old, self._retired = self._retired, None
             worried, self._worried = self._worried, False
+        self._become("connected", "")
         if old is not None:
             old.close()
         elif isinstance(n := message.get("num_connections"), int) and n > 1:
@@ -283,7 +292,6 @@ class Listener:
             )
         if worried:
             self._say_always("Slack is reached again")
-        self._become("connected", "")
 
     def _retire(self, link: Link, message: dict[str, Any]) -> None:
         """Slack is going to end this connection. It is read until the next one stands, so that no click is lost."""
@@ -305,8 +313,9 @@ class Listener:
         if not isinstance(id_, str) or not 0 < len(id_) <= _ID:
             self._not_ours("a message is not understood")
             return
-        self._change(last_event_at=self._clock.time())
-        if self._todo.full() and id_ not in self._envelopes:
+        with self._lock:
+            self._state = replace(self._state, last_event_at=self._clock.time())
+        if self._doing.full and id_ not in self._envelopes:
             # Slack shows a person whose envelope was not acknowledged that it came to nothing.
             self._not_ours("too many wishes at once")
             return
@@ -317,40 +326,15 @@ class Listener:
         wish = found.wish if isinstance(found, Refused) else found
         if wish is not None and not self._wishes.first(wish.key):
             return
-        if isinstance(found, Refused):
-            if not (wish or found.tell):
-                self._not_ours(found.why)
-                return
-            self._change(refused=1)
-        self._todo.put(found, timeout=_PATIENCE)
+        if isinstance(found, Refused) and not (wish or found.tell):
+            self._not_ours(found.why)
+        else:
+            self._doing.put(found)
 
     def _not_ours(self, why: str) -> None:
         """Nobody to be answered, and no run to be journaled in."""
-        self._change(refused=1)
+        self._count(False)
         self._say(why, f"refused what came from Slack: {why}")
-
-    # ---- deeds, in a thread of their own
-
-    def _work(self) -> None:
-        while True:
-            try:
-                wanted = self._todo.get(timeout=_LOOK)
-            except queue.Empty:
-                wanted = None
-                if self._stopping:
-                    return
-            else:
-                if wanted is None:
-                    return
-            try:
-                if isinstance(wanted, Wish):
-                    done = self._deeds.do(wanted)
-                    self._change(done=done, refused=not done)
-                elif wanted is not None:
-                    self._deeds.refuse(wanted)
-                self._deeds.tick()
-            except Exception as error:  # noqa: BLE001 - the next one is done all the same
-                self._say(type(error).__name__, f"a wish failed: {type(error).__name__}: {clean(error, 200)}")
 
     # ---- telling
 
@@ -360,15 +344,10 @@ class Listener:
                 since = self._state.since if status == self._state.status else self._clock.time()
                 self._state = replace(self._state, status=status, since=since, why=why)
 
-    def _change(self, *, done: int = 0, refused: int = 0, last_event_at: float | None = None) -> None:
+    def _count(self, done: bool) -> None:
         with self._lock:
             now = self._state
-            self._state = replace(
-                now,
-                done=now.done + done,
-                refused=now.refused + refused,
-                last_event_at=now.last_event_at if last_event_at is None else last_event_at,
-            )
+            self._state = replace(now, done=now.done + done, refused=now.refused + (not done))
 
     def _say(self, key: str, text: str) -> None:
         if self._said.first(key):

@@ -54,7 +54,7 @@ def deeds(home: Home, clock: FakeClock, answers: list[str], said: list[str]) -> 
         assert at == AT
         answers.append(text)
 
-    return Deeds(home, clock, answer, said.append)
+    return Deeds([home], clock, answer, said.append)
 
 
 def wish(verb: str, run: str, incident: str = "", **more: Any) -> Wish:
@@ -248,7 +248,7 @@ def test_an_answer_that_cannot_be_given_does_not_undo_the_deed(
     def unreachable(at: str, text: str) -> None:
         raise Failure("retry", "connection refused")
 
-    assert Deeds(home, clock, unreachable, said.append).do(wish("ack", announced(home, run), "i0004"))
+    assert Deeds([home], clock, unreachable, said.append).do(wish("ack", announced(home, run), "i0004"))
     assert IncidentLog(read_story(run.path)).acks
     assert said == ["a person in Slack was not answered: connection refused"]
 
@@ -330,7 +330,7 @@ def test_it_is_passed_on_and_done_there(
     run.alive()
     there: list[tuple[str, str]] = []
     (message,) = home.forwarded("d9")
-    assert Deeds(home, clock, lambda at, text: there.append((at, text)), said.append).do_forwarded(message)
+    assert Deeds([home], clock, lambda at, text: there.append((at, text)), said.append).do_forwarded(message)
     (request,) = control.take(run.path, clock.time())
     assert isinstance(request, control.Request)
     assert (request.verb, request.author) == ("stop", "U0ADA (Slack)")

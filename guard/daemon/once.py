@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 
-class Seen:
+class Once:
     """Remembers the last `capacity` things."""
 
     def __init__(self, capacity: int) -> None:
