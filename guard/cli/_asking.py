@@ -12,8 +12,7 @@ import typer
 
 from guard.cli import _runs
 from guard.cli._say import NO_RUN, PROBLEMS, fail, note, out
-from guard.incidents import Follower, control
-from guard.incidents.journal import NAME
+from guard.incidents import acts, control
 from guard.incidents.rundir import holder_alive
 from guard.types import Entry
 
@@ -48,52 +47,43 @@ def need_running(given: Path) -> Path:
 
 def ask(run_dir: Path, request: control.Request, wait: float) -> None:
     """Submits a request and tells how it was answered within `wait` seconds; ends the command if it was not granted."""
-    journal = Follower(run_dir / NAME, offset=_size(run_dir / NAME))
-    file = control.submit(run_dir, request)
+    asked = acts.ask(run_dir, request, _runs.CLOCK)
     if not wait:
         out(f"Request {request.id} left for the run; it is taken at the next step.")
         return
     try:
-        receipt = _receipt(run_dir, journal, request.id, wait)
+        receipt = _receipt(asked, wait)
     except KeyboardInterrupt:
         note(f"not waiting any longer; request {request.id} is taken at the next step all the same")
         raise
     if receipt is None:
-        _unanswered(run_dir, file, wait)
+        _unanswered(asked, wait)
     elif not receipt.get("accepted"):
         fail(f"refused: {receipt.get('message')}", PROBLEMS)
     else:
         out(f"Done at step {receipt.get('step', 0):,}: {receipt.get('message')}")
 
 
-def _receipt(run_dir: Path, journal: Follower, request: str, wait: float) -> Entry | None:
+def _receipt(asked: acts.Asked, wait: float) -> Entry | None:
     """The journal's answer, or None if the time is up or the run has ended without one."""
     never, clock = threading.Event(), _runs.CLOCK
     end = clock.monotonic() + wait
     while True:
-        gone = not holder_alive(run_dir, clock)  # asked first: what it wrote before it went is still read
-        for entry in journal.read():
-            asked = entry.get("request")
-            if entry["kind"] == "request" and isinstance(asked, dict) and asked.get("id") == request:
-                return entry
+        gone = not holder_alive(asked.run_dir, clock)  # asked first: what it wrote before it went is still read
+        if (receipt := asked.receipt()) is not None:
+            return receipt
         left = end - clock.monotonic()
         if gone or left <= 0:
             return None
         clock.wait(never, min(_POLL, left))
 
 
-def _unanswered(run_dir: Path, file: Path, wait: float) -> None:
-    if not holder_alive(run_dir, _runs.CLOCK):
-        file.unlink(missing_ok=True)  # lest a resumed run obeys what was meant for this one
+def _unanswered(asked: acts.Asked, wait: float) -> None:
+    if not holder_alive(asked.run_dir, _runs.CLOCK):
+        asked.withdraw()
         fail("the run ended before it took the request; the request is withdrawn", NO_RUN)
     fail(
-        f"no answer within {wait:g} s; the request stays and is taken at the next step. See: guard status {run_dir}",
+        f"no answer within {wait:g} s; the request stays and is taken at the next step. "
+        f"See: guard status {asked.run_dir}",
         PROBLEMS,
     )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from guard.cli import _runs
 from guard.cli._asking import Wait, ask, author, need_running
-from guard.cli._runs import ActDir, find_run, read_run
+from guard.cli._runs import ActDir, find_run
 from guard.cli._say import out
-from guard.incidents.rundir import holder_alive
+from guard.incidents import acts
 
 EXAMPLES = ("guard resume runs/exp1",)
 
@@ -19,17 +17,9 @@ def command(run_dir: ActDir, wait: Wait = 30.0) -> None:
     A paused one goes on at once; one that its policy or a person stopped, when it is started again.
     """
     path = find_run(run_dir)
-    if not holder_alive(path, _runs.CLOCK) and (read_run(path).log.finished or {}).get("status") == "stopped":
-        _reopen(path)
+    if acts.reopen(path, author(), _runs.CLOCK):
+        out(f"The run may go on. Start it again with the same run directory: {path}")
         return
     from guard.incidents.control import Request
 
     ask(need_running(path), Request("resume", author()), wait)
-
-
-def _reopen(path: Path) -> None:
-    from guard.incidents.afterwards import adding
-
-    with adding(path, _runs.CLOCK) as (_, write):
-        write("reopened", author=author())
-    out(f"The run may go on. Start it again with the same run directory: {path}")
