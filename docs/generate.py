@@ -391,8 +391,8 @@ def receivers() -> str:
         "type": "Where it tells.",
         "remind_every": "Until an unresolved incident that nobody acknowledged is told once more, then twice as long "
         "and so on; `null`: no reminders.",
-        "escalate": "`{after: 30 min, to: NAME}`: another receiver that is told as well, whatever its `min_severity`, "
-        "of an incident that needs a person and that nobody acknowledged for so long.",
+        "escalate": "`{after: 30 min, to: NAME}`: another receiver that is told of an incident that needs a person and "
+        "that nobody acknowledged for so long. It is told nothing else, whatever its `min_severity`.",
     }
     schema = Receiver.model_json_schema()["properties"]
     keys = [key for key in Receiver.model_fields if any(key in own for own in RECEIVER_KEYS.values())]

@@ -180,17 +180,27 @@ def _advice(optimizers: Sequence[torch.optim.Optimizer], *, scheduled: bool) -> 
 
 
 def _tell(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock) -> None:
-    """Starts the courier, which follows the journal in the background, and leaves the telling to a daemon if the policy
-    says so."""
+    """Starts the couriers, which follow the journal in the background. What a daemon may tell is left to one if the
+    policy says so; the console is this process's own, and has an outbox of its own then."""
+    consoles = [r for r in receivers if r.type == "console"]
+    others = [r for r in receivers if r.type != "console"]
+    if all(r.off_reason for r in others):
+        _courier(guard, receivers, clock)
+        return
+    place = home.Home(path, clock) if (path := home.where()) else None
+    _courier(guard, others, clock, aside=Aside(guard.policies.deliver, place, clock), home=place)
+    state = home.local_state() if home.on_shared_disk(guard.run_dir) else guard.run_dir
+    _courier(guard, consoles, clock, state=state / "console")
+
+
+def _courier(guard: Guard, receivers: Sequence[ReceiverSpec], clock: SystemClock, **how: Any) -> None:
     if not receivers:
         return
     from guard.notify.evidence import make_in_subprocess
 
-    place = home.Home(path, clock) if (path := home.where()) else None
-    aside = Aside(guard.policies.deliver, place, clock)
-    courier = Courier(guard.run_dir, receivers, clock=clock, aside=aside, home=place, plot=make_in_subprocess)
+    courier = Courier(guard.run_dir, receivers, clock=clock, plot=make_in_subprocess, **how)
     courier.start()
-    guard.report.wake = courier.wake
+    guard.report.listeners.append(courier.wake)
     guard.on_close.append(courier.close)
 
 

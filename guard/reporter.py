@@ -34,12 +34,12 @@ class Reporter:
 
     Attributes:
         log: incidents as the journal tells them.
-        wake: called after every entry; the courier's.
+        listeners: called after every entry; the couriers'.
     """
 
     def __init__(self, files: RunDir, moment: Callable[[], tuple[int, int]], earlier: IncidentLog) -> None:
         self.files, self._moment, self.log = files, moment, earlier
-        self.wake: Callable[[], None] = lambda: None
+        self.listeners: list[Callable[[], None]] = []
         self._failures = len(earlier.incidents)
         self._lost: dict[str, int] = {}
         self._before: dict[str, float] = {}
@@ -49,7 +49,8 @@ class Reporter:
         tick, step = self._moment()
         entry = self.files.journal({"kind": kind, "tick": tick, "step": step} | keys, durable=durable)
         self.log.apply(entry)
-        self.wake()
+        for wake in self.listeners:
+            wake()
         return entry
 
     def facts(self, incident: str) -> Entry:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.cron import CronTrigger
 
 from guard.clock import Clock
 
@@ -21,19 +20,19 @@ class Job:
 
     Args:
         do: must not raise what it can meet itself; what it raises is said once, and it is tried again.
-        every: seconds between two, or when.
+        every: seconds between two.
     """
 
     name: str
     do: Callable[[], None]
-    every: float | CronTrigger
+    every: float
     done_at: float = 0.0
     took: float = 0.0
     failures: int = 0
 
     def late(self, now: float) -> float:
         """Seconds by which it is behind its pace."""
-        return max(0.0, now - self.done_at - self.every) if isinstance(self.every, (int, float)) else 0.0
+        return max(0.0, now - self.done_at - self.every)
 
 
 class Jobs:
@@ -43,41 +42,31 @@ class Jobs:
         say: told once of each kind of failure.
     """
 
-    def __init__(self, clock: Clock, say: Callable[[str], None]) -> None:
+    def __init__(self, jobs: Iterable[Job], clock: Clock, say: Callable[[str], None]) -> None:
         self._clock, self._say, self._said = clock, say, set[str]()
         self._scheduler: BackgroundScheduler | None = None
-        self._lock = threading.Lock()
-        self.jobs: dict[str, Job] = {}
-
-    def set(self, jobs: Mapping[str, Job]) -> None:
-        """Replaces them."""
-        with self._lock:
-            for job in jobs.values():
-                job.done_at = self._clock.monotonic()
-            self.jobs = dict(jobs)
-            if self._scheduler is not None:
-                self._scheduler.remove_all_jobs()
-                self._add()
+        self.jobs = {job.name: job for job in jobs}
+        for job in self.jobs.values():
+            job.done_at = clock.monotonic()
 
     def start(self) -> None:
-        with self._lock:
-            # One thread a job: a job that waits for the network must not keep another from its turn.
-            pool = ThreadPoolExecutor(max(8, 2 * len(self.jobs)))
-            self._scheduler = BackgroundScheduler(
-                executors={"default": pool},
-                # What was missed is made up for once; a job of which one runs still is not begun again.
-                job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
-                timezone="UTC",
-            )
-            self._add()
-            self._scheduler.start()
+        logging.getLogger("apscheduler").setLevel(logging.CRITICAL)  # what is late or fails is known here
+        self._scheduler = BackgroundScheduler(
+            # Threads for all: a job that waits for the network must not keep another from its turn.
+            executors={"default": ThreadPoolExecutor(len(self.jobs))},
+            # What was missed is made up for once; a job of which one runs still is not begun again.
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+            timezone="UTC",
+        )
+        for job in self.jobs.values():
+            self._scheduler.add_job(self.run, "interval", seconds=job.every, args=[job], id=job.name)
+        self._scheduler.start()
 
     def stop(self) -> None:
         """No job begins any more; those that run are not waited for."""
-        with self._lock:
-            if self._scheduler is not None:
-                self._scheduler.shutdown(wait=False)
-                self._scheduler = None
+        if self._scheduler is not None:
+            self._scheduler.shutdown(wait=False)
+            self._scheduler = None
 
     def run(self, job: Job) -> None:
         """Once, now; whatever goes wrong in it, there will be a next time."""
@@ -94,13 +83,6 @@ class Jobs:
         """Those that have not advanced for much longer than their pace."""
         now = self._clock.monotonic()
         return [job.name for job in self.jobs.values() if job.late(now) > _STUCK]
-
-    def _add(self) -> None:
-        assert self._scheduler is not None
-        for job in self.jobs.values():
-            how = {"trigger": "interval", "seconds": job.every} if isinstance(job.every, (int, float)) else {}
-            trigger = how or {"trigger": job.every}
-            self._scheduler.add_job(self.run, args=[job], id=job.name, **trigger)
 
     def _trouble(self, job: Job, error: Exception) -> None:
         # Only the type and the place: an exception's text may hold anything.

@@ -4,7 +4,7 @@
     watch    journals and heartbeats; hung, crashed         every second
     tell     couriers: incidents, reminders, escalation     every second
     listen   the listener on Slack; what was forwarded      every second
-    digest   the summary of all runs                        as its cron says
+    digest   the summary of all runs, when it is due        every 10 s
     tidy     what was learned is kept; old runs forgotten   every minute
 
 It never signals a process, and never writes a run's journal: what it has to add goes beside it
@@ -27,6 +27,7 @@ from guard.clock import Clock
 from guard.daemon import kernel, systemd
 from guard.daemon.condition import OVER
 from guard.daemon.jobs import Job, Jobs
+from guard.daemon.listener import Listener
 from guard.daemon.settings import Settings
 from guard.daemon.store import Store
 from guard.daemon.telling import Telling
@@ -37,6 +38,8 @@ from guard.home import Daemon as Presence
 from guard.process import boot_id, started
 
 _ASLEEP = 5.0  # [s] between two looks after which nobody can have been watching
+_ITS_CHANCE = 60.0  # [s] for a process on another host to tell of its own hang
+_SOON = 3.0  # [s] for the listener's end
 _HANDS = 4  # threads for what takes long
 
 
@@ -72,8 +75,8 @@ class Daemon:
         self.homes = [Home(path, clock) for path in settings.homes()]
         self._hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="guard-hand")
         self.telling = Telling(self, self._hands)
-        self.jobs = Jobs(clock, say)
-        self.jobs.set(self._jobs())
+        self._listener = self._new_listener()
+        self.jobs = Jobs(self._jobs(), clock, say)
         self._mine: dict[str, int] = {}  # by run, how many looks in a row it was this daemon's to tell
         self._announced = set[str]()  # runs, at the latest look
         self._looked_at = clock.monotonic()
@@ -104,7 +107,7 @@ class Daemon:
         for watched in self.watched():
             if asleep:
                 watched.forgive()
-            if watched.look(memory, teller=self.tells(watched)):
+            if watched.look(memory, teller=self.cares_for(watched)):
                 self.say(f"{watched.run.run} ({watched.run.id}): {watched.state}")
 
     def tell(self) -> None:
@@ -113,6 +116,7 @@ class Daemon:
 
     def listen(self) -> None:
         """What people ask."""
+        self._listener.tick()
 
     def tidy(self) -> None:
         """Keeps what was learned, and forgets what is long over."""
@@ -133,14 +137,15 @@ class Daemon:
             self._drop(id_)
 
     def digest(self) -> None:
-        """The summary of all runs."""
+        """The summary of all runs, when it is due."""
+        self.telling.digests.look()
 
     # ---- what it knows
 
     @property
     def listening(self) -> str:
         """The listener on Slack: off, waiting, connecting, connected."""
-        return "off"
+        return self._listener.state.status
 
     def watched(self) -> list[Watched]:
         """All runs, in the order in which they were first seen."""
@@ -148,11 +153,16 @@ class Daemon:
             return list(self.runs.values())
 
     def tells(self, watched: Watched) -> bool:
-        """This daemon is the one that tells of the run, and every other has had time to see that."""
-        if self._mine.get(watched.run.id, 0) < 2:
-            return False
-        # Of another host's run its own process tells, as long as it lives.
-        return watched.here or watched.state in OVER or not watched.own
+        """This daemon is the one that tells of the run now."""
+        if watched.here or watched.state in OVER or not watched.own:
+            return self.cares_for(watched)
+        # Of another host's run its own process tells as long as it lives, unless it is hung as a whole.
+        hung = watched.state == "hung" and self.clock.monotonic() - watched.condition.since > _ITS_CHANCE
+        return hung and self.cares_for(watched)
+
+    def cares_for(self, watched: Watched) -> bool:
+        """Of all daemons this one cares for the run, and every other has had time to see that."""
+        return self._mine.get(watched.run.id, 0) >= 2
 
     # ---- its life
 
@@ -164,7 +174,8 @@ class Daemon:
                 home.withdraw_daemon(self.presence)
         self.homes = [Home(path, self.clock) for path in settings.homes()]
         self.telling.renew()
-        self.jobs.set(self._jobs())
+        self._listener.stop(_SOON)
+        self._listener = self._new_listener()
 
     def start(self) -> None:
         self.jobs.start()
@@ -174,6 +185,7 @@ class Daemon:
         """Ends its jobs, lets go of what it holds; waits at most `timeout` [s]."""
         systemd.notify("STOPPING=1")
         self.jobs.stop()
+        self._listener.stop(min(timeout, _SOON))
         self.telling.close(timeout)
         self._hands.shutdown(wait=False, cancel_futures=True)
         self.store.learned({w.run.id: w.condition.judge.longest for w in self.watched()})
@@ -182,17 +194,31 @@ class Daemon:
             home.withdraw_daemon(self.presence)
         self._lock.release()
 
-    def _jobs(self) -> dict[str, Job]:
-        jobs = [
+    def _jobs(self) -> list[Job]:
+        return [
             Job("roster", self.roster, 5.0),
             Job("watch", self.watch, 1.0),
             Job("tell", self.tell, 1.0),
             Job("listen", self.listen, 1.0),
+            Job("digest", self.digest, 10.0),
             Job("tidy", self.tidy, 60.0),
         ]
-        if self.settings.digest is not None:
-            jobs.append(Job("digest", self.digest, self.settings.digest.trigger()))
-        return {job.name: job for job in jobs}
+
+    def _new_listener(self) -> Listener:
+        """There is one in every daemon: it also does what those on other hosts have heard."""
+        app = self.settings.slack_app
+        listener = Listener(
+            app.app_token.reveal if app is not None else lambda: "",
+            app.operators if app is not None else (),
+            self.homes[0],
+            self.clock,
+            self.say,
+            more=self.homes[1:],
+            daemon=self.presence.id,
+            base_url=app.base_url if app is not None else None,
+        )
+        listener.start()
+        return listener
 
     def _announce(self, home: Home) -> bool:
         """Whether the others there know of this daemon."""

@@ -79,7 +79,7 @@ class Digest(Model):
 
 
 class Escalate(Model):
-    """A second receiver for what needs a person whom nobody has found.
+    """A second receiver for what needs a person whom nobody has found; it is told nothing else.
 
     Args:
         after: time without acknowledgement [s].
@@ -96,10 +96,12 @@ class SlackApp(Model):
     Args:
         app_token: starts with ``xapp-``.
         operators: Slack user IDs of those who may.
+        base_url: in place of Slack's own (a proxy).
     """
 
     app_token: SecretRef
     operators: tuple[str, ...] = ()
+    base_url: str | None = None
 
     @field_validator("operators")
     @classmethod
@@ -217,6 +219,10 @@ def explain(settings: Settings) -> list[str]:
     for name, receiver in settings.receivers.items():
         where = receiver.channel or receiver.type
         off = f" It is off: {receiver.off_reason}." if receiver.off_reason else ""
+        if settings.escalate is not None and name == settings.escalate.to:
+            after = _duration(settings.escalate.after)
+            said.append(f"Tells {name} ({where}) what needs a person and nobody has acknowledged for {after}.{off}")
+            continue
         said.append(
             f"Tells {name} ({where}) of every run's incidents of severity {receiver.min_severity} and worse.{off}"
         )
@@ -224,9 +230,6 @@ def explain(settings: Settings) -> list[str]:
         said.append("Tells the receivers that each run's own policy names.")
     if settings.remind_every is not None:
         said.append(f"Reminds of what is unresolved and not acknowledged every {_duration(settings.remind_every)}.")
-    if settings.escalate is not None:
-        after, to = _duration(settings.escalate.after), settings.escalate.to
-        said.append(f"Tells {to} as well what needs a person and nobody has acknowledged for {after}.")
     if settings.digest is not None:
         zone, to = settings.digest.timezone or "this host's time", ", ".join(settings.digest.to) or "all of these"
         said.append(f"Tells a summary of all runs at '{settings.digest.cron}' ({zone}) to {to}.")

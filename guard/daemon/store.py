@@ -12,6 +12,7 @@ from pathlib import Path
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pauses (
   run TEXT NOT NULL, phase TEXT NOT NULL, seconds REAL NOT NULL, PRIMARY KEY (run, phase)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS digest (id INTEGER PRIMARY KEY CHECK (id = 1), due REAL NOT NULL, told INTEGER NOT NULL);
 """
 
 
@@ -45,6 +46,18 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
             self._db.execute("COMMIT")
+
+    def last_digest(self, now: float) -> tuple[float, bool]:
+        """When the last summary that was told was due [s since the epoch]; before the first one, when that question was
+        first asked. And whether there was one."""
+        with self._lock:
+            self._db.execute("INSERT OR IGNORE INTO digest VALUES (1, ?, 0)", (now,))
+            due, told = self._db.execute("SELECT due, told FROM digest").fetchone()
+        return due, bool(told)
+
+    def digest_told(self, due: float) -> None:
+        with self._lock:
+            self._db.execute("INSERT OR REPLACE INTO digest VALUES (1, ?, 1)", (due,))
 
     def forget(self, run: str) -> None:
         with self._lock:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from guard import home
+from guard.daemon.digests import Digests
 from guard.errors import PolicyError
-from guard.notify import Courier, ReceiverSpec
+from guard.notify import Courier, Escalation, ReceiverSpec
 from guard.notify.evidence import make_in_subprocess
 from guard.notify.turn import Limiter
 from guard.policy import PolicySet, load
@@ -67,12 +68,15 @@ class Telling:
         self.told, self.last_success = 0, None  # type: int, float | None
         self._own: list[ReceiverSpec] = []
         self._limiter = Limiter(daemon.clock)
+        self.digests = Digests(daemon, self._limiter, lambda: self._own)
         self.renew()
 
     def renew(self) -> None:
         """The daemon's settings are others now."""
         settings = self._daemon.settings
-        self._own = receiver_specs(PolicySet(receivers=settings.receivers))
+        every = settings.remind_every
+        found = receiver_specs(PolicySet(receivers=settings.receivers))
+        self._own = [s if every is None else replace(s, remind_every=every) for s in found]
         with self._lock:
             posts, self._posts = self._posts, {}
         for post in posts.values():
@@ -113,14 +117,16 @@ class Telling:
         post = self._posts.get(watched.run.id)
         if post is None:
             shared = watched.aside is not None or not watched.here or home.on_shared_disk(watched.path)
+            receivers = self._receivers(watched)
             courier = Courier(
                 watched.path,
-                self._receivers(watched),
+                receivers,
                 clock=self._daemon.clock,
                 state=self._daemon.state / "outboxes" if shared else None,
                 beside=watched.aside,
                 limiter=self._limiter,
                 home=self._daemon.homes[0],
+                escalate=self._escalate(receivers),
                 plot=make_in_subprocess if watched.own else None,
                 say=self._daemon.say,
             )
@@ -139,13 +145,20 @@ class Telling:
                 self._daemon.say(f"the receivers of {watched.path} are not known: {error.problems[0]}")
         # The console is the training process's own; and one that cannot be told here, its process tells.
         found = [s for s in found if s.type != "console" and not s.off_reason]
-        places = {(s.type, s.channel, s.base_url) for s in found}
-        names = {s.name for s in found}
+        places, names = {_place(s) for s in found}, {s.name for s in found}
         for spec in self._own:
-            if spec.threaded and (spec.type, spec.channel, spec.base_url) in places:
-                continue
-            found.append(replace(spec, name=f"daemon/{spec.name}") if spec.name in names else spec)
+            if not spec.threaded or _place(spec) not in places:
+                found.append(replace(spec, name=f"daemon/{spec.name}") if spec.name in names else spec)
         return found
+
+    def _escalate(self, receivers: list[ReceiverSpec]) -> dict[str, Escalation]:
+        """By receiver, whom the daemon's settings want told as well when nobody answers."""
+        settings = self._daemon.settings.escalate
+        called = next((s for s in self._own if settings is not None and s.name == settings.to), None)
+        if settings is None or called is None:
+            return {}
+        to = next((s.name for s in receivers if _place(s) == _place(called)), called.name)
+        return {s.name: Escalation(settings.after, to) for s in receivers if s.name != to}
 
     # ---- what is known
 
@@ -165,5 +178,11 @@ class Telling:
     def close(self, timeout: float) -> None:
         clock = self._daemon.clock
         until = clock.monotonic() + timeout
+        self.digests.close()
         for post in list(self._posts.values()):
             post.courier.close(max(0.0, until - clock.monotonic()))
+
+
+def _place(spec: ReceiverSpec) -> tuple[object, ...]:
+    """Where its messages appear: a run's own receiver and one of the daemon's may be the same."""
+    return (spec.name,) if not spec.threaded else (spec.channel, spec.base_url)

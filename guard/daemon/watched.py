@@ -148,7 +148,7 @@ class Watched:
         """Somebody has written this fault down already: the daemon, or a supervisor."""
         since = float(self.log.run.get("time", 0.0))
         return any(
-            i.detector in _FAULTS.values() and i.opened_at >= since and i.status != "resolved"
+            i.detector in _FAULTS.values() and i.opened_at >= since and i.status not in ("resolved", "ended")
             for i in self.log.incidents.values()
         )
 

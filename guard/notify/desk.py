@@ -32,7 +32,7 @@ def due(log: IncidentLog, spec: ReceiverSpec, called: Container[str] = ()) -> It
         yield lifecycle.Run(log)
     for key, together in story.groups(log).items():
         severity = story.severity(log, [*together.again, *together.attached])
-        if key in called or story.rank(severity) >= story.rank(spec.min_severity):
+        if key in called or (not spec.on_call and story.rank(severity) >= story.rank(spec.min_severity)):
             yield Told(log, together.again[0])
 
 

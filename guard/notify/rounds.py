@@ -336,7 +336,8 @@ def _in_use(
         if r.escalate and r.escalate.to not in names:
             say(f"receiver {r.name} cannot call {r.escalate.to}, which is off or not there")
             used[i] = replace(r, escalate=None)
-    return used
+    on_call = {r.escalate.to for r in used if r.escalate}
+    return [replace(r, on_call=r.name in on_call) for r in used]
 
 
 def _pending(log: IncidentLog, box: Outbox, desk: Desk, called: Container[str], now: float) -> list[Pending]:

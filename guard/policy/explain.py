@@ -12,11 +12,12 @@ from guard.units import show_bytes
 
 def explain(policies: PolicySet) -> list[str]:
     """One sentence per policy, then one for the checkpoints and one per receiver."""
+    on_call = {r.escalate.to for r in policies.receivers.values() if r.escalate}
     return [
         *([_OBSERVING] if policies.mode == "observe" else []),
         *(_policy(policy) for policy in policies.policies),
         _checkpoints(policies.checkpoints),
-        *(_receiver(name, receiver) for name, receiver in policies.receivers.items()),
+        *(_receiver(name, r, on_call=name in on_call) for name, r in policies.receivers.items()),
         *([_DELIVER[policies.deliver]] if policies.receivers else []),
     ]
 
@@ -119,7 +120,7 @@ def _every(interval: float | Literal["auto"]) -> str:
     return f"every {_steps(interval) if isinstance(interval, int) else _time(interval)}"
 
 
-def _receiver(name: str, receiver: Receiver) -> str:
+def _receiver(name: str, receiver: Receiver, *, on_call: bool) -> str:
     where = f" {receiver.channel}" if receiver.channel else ""
     mention = f", calling {receiver.mention} when things get worse" if receiver.mention else ""
     remind = f", reminding every {_time(receiver.remind_every)}" if receiver.remind_every else ""
@@ -128,7 +129,8 @@ def _receiver(name: str, receiver: Receiver) -> str:
         call = f", calling {receiver.escalate.to} too when nobody answers for {_time(receiver.escalate.after)}"
     ends = ", and of starts and ends of the run" if receiver.lifecycle else ""
     off = f"; switched off: {receiver.off_reason}" if receiver.off_reason else ""
-    what = f"everything from {receiver.min_severity} up{ends}"
+    least = f"everything from {receiver.min_severity} up"
+    what = f"{'what nobody answers elsewhere' if on_call else least}{ends}"
     return f"Tells {name} ({receiver.type}{where}) of {what}{mention}{remind}{call}{off}."
 
 

@@ -202,7 +202,7 @@ class Receiver(Model):
         secret: signs what a webhook receiver is sent.
         remind_every: [s] until an unresolved incident that nobody acknowledged is told once more, then twice as long
             and so on; None: no reminders.
-        escalate: who is told as well of what nobody acknowledges.
+        escalate: who is told of what nobody acknowledges, and of nothing else.
         lifecycle: starts and ends of the run are told too.
     """
 

@@ -36,8 +36,8 @@ class Stage:
         with file.open("ab") as opened:
             opened.write(encode(entry))
 
-    def started(self) -> None:
-        self.journal("run_started", mode="enforce", run="run", host="here", pid=1)
+    def started(self, run: str = "run") -> None:
+        self.journal("run_started", mode="enforce", run=run, run_dir=str(self.path), host="here", pid=1)
 
     def stopped(self, policy: str = "nan") -> None:
         detection = {"message": "loss is nan"}

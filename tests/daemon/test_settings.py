@@ -125,7 +125,7 @@ def test_what_it_will_do_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for part in (
         "Tells lab (#training) of every run's incidents of severity warning and worse. It is off: SLACK_BOT_TOKEN is",
         "every 4 hours",
-        "Tells oncall as well what needs a person and nobody has acknowledged for 30 minutes",
+        "Tells oncall (webhook) what needs a person and nobody has acknowledged for 30 minutes. It is off: ONCALL_URL",
         "at '0 9 * * mon-fri' (Europe/Berlin) to lab",
         "obeys U012AB3CD. It is off: SLACK_APP_TOKEN is not set",
         "Forgets a run 30 days after its end",

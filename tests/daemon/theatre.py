@@ -27,6 +27,13 @@ class Theatre:
         self.daemons: list[Daemon] = []
         self.daemon = self.begin("state")
 
+    def restart(self, state: str = "state", **settings: Any) -> Daemon:
+        """The first daemon ends, and another one begins in its place."""
+        self.daemons.remove(self.daemon)
+        self.daemon.close(0.0)
+        self.daemon = self.begin(state, **settings)
+        return self.daemon
+
     def begin(self, state: str, **settings: Any) -> Daemon:
         daemon = Daemon(
             Settings(home=(self.home.path,), listen="off", **settings),
@@ -40,7 +47,7 @@ class Theatre:
     def run(self, name: str = "run", **announced: Any) -> Stage:
         """A run that has begun. Its process is the one that runs these tests' parent, which lives."""
         stage = Stage(self.folder / "".join(c if c.isalnum() else "-" for c in name), self.clock)
-        stage.started()
+        stage.started(name)
         self.own(stage, os.getppid())
         (stage.path / "policy.yaml").write_text("version: 1\npolicies: []\n")
         self.home.announce_run(stage.path, name, **announced)
@@ -68,6 +75,7 @@ class Theatre:
                 daemon.watch()
                 daemon.tell()
                 daemon.telling.settle()
+                daemon.digest()
 
     def state(self, daemon: Daemon | None = None) -> list[str]:
         return [w.state for w in sorted((daemon or self.daemon).watched(), key=lambda w: w.run.run)]
