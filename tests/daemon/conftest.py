@@ -101,6 +101,9 @@ class Actor:
     def close(self) -> None:
         self.closed = True
 
+    def handle(self) -> dict[str, object]:
+        return {"child": (self.pid, "1"), "relay": None}
+
 
 class Play:
     """A supervisor with a cast: each start is the next script; the last one is played again and again."""
@@ -124,7 +127,7 @@ class Play:
     def run(self) -> int:
         return self.supervisor.run()
 
-    def _start(self) -> Actor:
+    def _start(self, _token: str) -> Actor:
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         self.lives.append(Actor(script, self.clock, 100 * (len(self.lives) + 1)))
         return self.lives[-1]
