@@ -9,6 +9,7 @@ import pytest
 
 from guard.clock import FakeClock
 from guard.daemon import kernel
+from guard.daemon.custody import Ward
 from guard.daemon.supervise import Plan, Supervisor
 from guard.incidents.journal import NAME, encode
 
@@ -114,14 +115,22 @@ class Play:
         self.said: list[str] = []
         self.oom = kernel.OutOfMemory()
         self.looked: list[list[int]] = []
+        self.notes: list[dict[str, object]] = []
+        self._plan = Plan(stage.path, restarts, **plan)
+        self.take_over(None, None)
+
+    def take_over(self, ward: Ward | None, child: Actor | None) -> None:
+        """Another supervisor has left this behind."""
         self.supervisor = Supervisor(
-            Plan(stage.path, restarts, **plan),
+            self._plan,
             self._start,
             clock=self.clock,
             say=self.said.append,
             random=lambda: 0.0,
             look=self._look,
             memory=lambda: self.oom,
+            note=lambda **changes: self.notes.append(changes),
+            left=(ward, child) if ward is not None else None,
         )
 
     def run(self) -> int:
