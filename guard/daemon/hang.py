@@ -15,7 +15,7 @@ from guard.daemon.beats import Beat
 FACTOR = 10.0  # times the longest pause seen
 _FLOOR = 60.0  # [s]
 # [s] floor of what may well take long: start, eval, checkpoint, the first step (compilation), and the second as long as
-# it is not known how long a step takes in this run.
+# nothing shows how long a step takes in this run.
 _LONG = 600.0
 _OFTEN = frozenset({"step", "data"})
 _UNLIMITED = frozenset({"paused", "end"})  # a person is waited for; what comes after the run is the script's own
@@ -127,7 +127,10 @@ class HangJudge:
         elif rank.beat != beat:
             key = _key(rank.beat.phase, stepped=rank.stepped)
             self._longest[key] = max(self._longest.get(key, 0.0), now - rank.since)
-            rank.stepped |= beat.tick != rank.beat.tick and rank.beat.phase != "start"
+            ticks = 0 if rank.beat.phase == "start" else beat.tick - rank.beat.tick
+            if ticks > 1:  # heartbeats are a second apart: no single step takes long
+                self._longest.setdefault("step", 0.0)
+            rank.stepped |= ticks != 0
             rank.beat, rank.since = beat, now
 
 
