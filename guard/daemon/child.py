@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import uuid
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,7 +47,7 @@ class Child(Protocol):
         """What finds it again, for the custody's record."""
 
 
-class _Process:
+class _Process(ABC):
     """A real one, with what it wrote and what it started.
 
     Args:

@@ -2,8 +2,8 @@
 
     start -> watch (heartbeats, output, signals) -> judge the end -> write it down -> start again, or give up
 
-Only this kills and restarts; it never touches a process that it has not started, or that a `guard run` has which was
-killed: that process goes on, and the next `guard run` takes it over.
+Only this kills and restarts; it never touches a process that no `guard run` has started. If a `guard run` is killed, what
+it started goes on, and the next one takes it over.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Supervisor:
                     self._say("the run came to its end while no guard run watched it; it is not started again")
                 return verdict.exit_code
             # Where another restarts the run, it just has.
-            due = self._budget.spend(life.step) or (life.unseen and not self._plan.restarts)
-            due = due and not life.lost and not self._asked
+            wanted = not life.lost and not self._asked
+            due = wanted and (self._budget.spend(life.step) or (life.unseen and not self._plan.restarts))
             who = self._who(life, due=due)
             self._say(f"{verdict.message}; {who}")
             if not told:
