@@ -2,8 +2,8 @@
 
     start -> watch (heartbeats, output, signals) -> judge the end -> write it down -> start again, or give up
 
-Only this kills and restarts; it never touches a process that no `guard run` has started. If a `guard run` is killed, what
-it started goes on, and the next one takes it over.
+Only this kills and restarts; it never touches a process that no `guard run` has started. If a `guard run` is killed,
+what it started goes on, and the next one takes it over.
 """
 
 from __future__ import annotations
