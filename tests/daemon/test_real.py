@@ -33,7 +33,7 @@ def supervise(folder: Path, *command: str, hang_timeout: float | None = None) ->
     said: list[str] = []
     supervisor = Supervisor(
         Plan(folder / "run", 3, hang_timeout),
-        lambda: ChildProcess(command, {**os.environ, "GUARD_RUN_DIR": str(folder / "run")}),
+        lambda token: ChildProcess(command, {**os.environ, "GUARD_RUN_DIR": str(folder / "run")}, token=token),
         clock=Hasty(),
         say=said.append,
         random=random.random,
