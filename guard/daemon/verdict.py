@@ -101,6 +101,9 @@ def judge(life: Life, log: IncidentLog) -> Verdict:
     if life.code == STOPPED or status == "stopped" or (stopped and status == "crashed"):
         who = "a person" if stopped and stopped[-1].policy == "person" else "its policy"
         return Verdict("stopped", STOPPED, f"the run was stopped by {who}")
+    if status == "finished" and life.code:
+        # It would not be taken up again. What the script does after its training is its own.
+        return Verdict("ended", code, f"the run had finished; after that its process {how}")
     if life.asked is not None and not life.hang:
         code = 128 + life.asked if life.code == UNKNOWN else code
         return Verdict("ended", code, f"ended on {signal.Signals(life.asked).name} ({how})")

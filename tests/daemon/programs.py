@@ -63,11 +63,6 @@ def trains(folder: Path) -> None:
         optimizer.step()
 
 
-def night(folder: Path) -> None:
-    """A real run of STEPS steps; the loss of every fiftieth is NaN, which its policy leaves out and tells."""
-    import time
-
-
 def paced(folder: Path) -> None:
     """A real run with checkpoints on disk; alone in its folder, or it says so. Options, as ``name=number``:
 
@@ -95,30 +90,6 @@ def paced(folder: Path) -> None:
     import guard
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = nn.Linear(8, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    receiver = {
-        "type": "slack",
-        "channel": "#training",
-        "token": "${SLACK_BOT_TOKEN}",
-        "base_url": os.environ["SLACK_URL"],
-    }
-    left_out = {"trigger": {"type": "non_finite"}, "resolve_after": 5, "actions": [{"type": "skip_step"}]}
-    policy = {
-        "version": 1,
-        "checkpoints": {"every": "10 steps", "probation": "3 steps", "disk": {"every": "20 steps", "keep": 3}},
-        "policies": [{"name": "skip-nan", **left_out}],
-        "receivers": {"slack": receiver},
-    }
-    g = guard.attach(model, optimizer, policy=policy)
-    steps = int(os.environ["STEPS"])
-    for x in g.batches(lambda i: torch.randn(4, 8, generator=torch.Generator().manual_seed(i)), steps=steps):
-        optimizer.zero_grad()
-        g.backward(model(x).square().mean() * (float("nan") if g.step % 50 == 17 else 1.0))
-        optimizer.step()
-        time.sleep(0.01)
-
     if world > 1:
         import torch.distributed as dist
 
@@ -172,6 +143,41 @@ def hungry(_: Path) -> None:
     held = []
     while True:
         held.append(b"x" * (8 << 20))
+
+
+def night(folder: Path) -> None:
+    """A real run of STEPS steps; the loss of every fiftieth is NaN, which its policy leaves out and tells."""
+    import time
+
+    import torch
+    from torch import nn
+
+    import guard
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    receiver = {
+        "type": "slack",
+        "channel": "#training",
+        "token": "${SLACK_BOT_TOKEN}",
+        "base_url": os.environ["SLACK_URL"],
+    }
+    left_out = {"trigger": {"type": "non_finite"}, "resolve_after": 5, "actions": [{"type": "skip_step"}]}
+    policy = {
+        "version": 1,
+        "checkpoints": {"every": "10 steps", "probation": "3 steps", "disk": {"every": "20 steps", "keep": 3}},
+        "policies": [{"name": "skip-nan", **left_out}],
+        "receivers": {"slack": receiver},
+    }
+    g = guard.attach(model, optimizer, policy=policy)
+    steps = int(os.environ["STEPS"])
+    for x in g.batches(lambda i: torch.randn(4, 8, generator=torch.Generator().manual_seed(i)), steps=steps):
+        optimizer.zero_grad()
+        g.backward(model(x).square().mean() * (float("nan") if g.step % 50 == 17 else 1.0))
+        optimizer.step()
+        time.sleep(0.01)
 
 
 def orphan(folder: Path) -> None:

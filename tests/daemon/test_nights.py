@@ -24,7 +24,7 @@ from guard.receivers import receiver_specs
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 KILLS = int(os.environ.get("KILLS", "50"))
-STEPS = int(os.environ.get("STEPS", "1500"))
+STEPS = int(os.environ.get("STEPS", "4000"))
 _UNTIL_TOLD = 120.0  # [s]
 
 
@@ -107,7 +107,8 @@ def test_whatever_is_killed_every_incident_is_told_once(tmp_path: Path, monkeypa
     log = IncidentLog(read_story(night.run_dir))
     assert left == []
     assert log.finished is not None
-    assert (log.finished["status"], log.finished["step"], code) == ("finished", STEPS, 0), text[-3000:]
+    assert (log.finished["status"], log.finished["step"]) == ("finished", STEPS), text[-3000:]
+    assert code in (0, 128 + signal.SIGKILL), "the latter if the last kill came after the end"
     keys = Counter(m["metadata"]["event_payload"]["key"] for m in slack.live)
     assert [key for key, n in keys.items() if n > 1] == []
     roots = {key.split("/")[1] for key in keys if key.endswith("/root")}
