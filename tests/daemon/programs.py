@@ -36,7 +36,8 @@ def beats(folder: Path) -> None:
 
 
 def trains(folder: Path) -> None:
-    """A real run: killed at step 23 of its first life, stopped by its policy at step 35 of the second."""
+    """A real run: killed at step 23 of its first life, stopped by its policy at step 35 of the second. One further
+    argument: the name of its own run directory in the folder."""
     import torch
     from torch import nn
 
@@ -52,7 +53,8 @@ def trains(folder: Path) -> None:
         "policies": [{"name": "no-nan", "trigger": {"type": "non_finite"}, "actions": [{"type": "stop"}]}],
     }
     number = life(folder)
-    g = guard.attach(model, optimizer, policy=policy, receivers=[])
+    own = folder / sys.argv[3] if len(sys.argv) > 3 else None
+    g = guard.attach(model, optimizer, policy=policy, receivers=[], run_dir=own)
     for x in g.batches(lambda i: torch.randn(4, 8, generator=torch.Generator().manual_seed(i)), steps=40):
         if number == 1 and g.step == 23:
             g.boundary.durable.store.wait(30)
@@ -69,7 +71,6 @@ def paced(folder: Path) -> None:
     steps: how many.
     pause, first, eval: seconds of a step, of the first one, and of an evaluation after step 5.
     stop, kill: step at which the process (of several the last rank) is stopped or killed, once.
-    own: 1: `attach` gets a run directory of the script's own.
     """
     import fcntl
 
@@ -108,8 +109,7 @@ def paced(folder: Path) -> None:
         "policies": [{"name": "no-nan", "trigger": {"type": "non_finite"}, "actions": [{"type": "stop"}]}],
     }
     number = 0 if rank else life(folder)
-    own = {"run_dir": folder / "own"} if int(given.get("own", "0")) else {}
-    g = guard.attach(model, optimizer, policy=policy, receivers=[], **own)
+    g = guard.attach(model, optimizer, policy=policy, receivers=[])
     fails = rank == world - 1 and not (folder / "failed").exists()
     tick = threading.Event()
     for x in g.batches(lambda i: torch.randn(4, 8, generator=torch.Generator().manual_seed(i)), steps=steps):
