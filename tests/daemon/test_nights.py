@@ -25,7 +25,7 @@ from guard.receivers import receiver_specs
 PROGRAMS = Path(__file__).with_name("programs.py")
 KILLS = int(os.environ.get("KILLS", "50"))
 STEPS = int(os.environ.get("STEPS", "4000"))
-_UNTIL_TOLD = 120.0  # [s]
+_UNTIL_TOLD = 240.0  # [s]
 
 
 class Night:
