@@ -73,8 +73,8 @@ _EACH = 3  # times that a fault is told each time it comes
 
 
 def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
-    """Its history, oldest first. A key once given stays; new events come after it. Of a fault that comes again and again
-    the 4th, 8th, 16th … time is told, and each that needs a person: the root counts them all."""
+    """Its history, oldest first. A key once given stays; new events come after it. Of a fault that comes again and
+    again the 4th, 8th, 16th … time is told, and each that needs a person: the root counts them all."""
     together = story.groups(log).get(incident.id) or story.Together([incident], [])
     found: list[Reply] = []
     for n, member in enumerate(together.again, 1):
