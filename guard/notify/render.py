@@ -76,7 +76,7 @@ def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
     for n, member in enumerate(together.again, 1):
         history, latest = _history(log, member), member is together.latest
         if n > 1:
-            needed = latest and story.needs_person(log, member)
+            needed = latest and story.needs_person(log, member) and not any(r.broadcast for r in history)
             again = f"Again, {nth(n)} time: {_told_with(member)}"
             history = [Reply("again", again, needed), *history]
         found += [

@@ -8,7 +8,7 @@ import hashlib
 import math
 import sqlite3
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from guard.incidents import IncidentLog
 from guard.notify import attention, lifecycle, story
 from guard.notify.aside import Aside
 from guard.notify.buttons import Listeners
-from guard.notify.desk import Desk, due
+from guard.notify.desk import Desk
 from guard.notify.failure import OutOfTime
 from guard.notify.lines import LineDesk
 from guard.notify.outbox import LeaseLost, Outbox, open_outbox
@@ -95,6 +95,8 @@ class Rounds:
         self.pace = Pace(clock, limiter)
         self._run_dir, self._clock, self._plot, self._beside, self._say = run_dir, clock, plot, beside, say
         self._desks: list[Desk] = [ThreadDesk(s) if s.threaded else LineDesk(s) for s in self.specs]
+        for desk in self._desks:
+            desk.on_call = desk.spec.name in {s.escalate.to for s in self.specs if s.escalate}
         self._path = outbox_path(run_dir, state)
         self._box: Outbox | None = None
         self._aside, self._listeners = aside, Listeners(home, clock)
@@ -108,7 +110,7 @@ class Rounds:
         """One pass, now and here. With `eager` waiting times after failures are not kept (a person asked). Where there
         is no news it costs a few `stat`."""
         if self._quiet() and not eager:
-            return _NOTHING
+            return self._rest()
         with self._passing:
             try:
                 return self._pass(eager)
@@ -122,9 +124,8 @@ class Rounds:
         tale.catch_up()
         try:
             box = self._box or open_outbox(self._path)[0]
-            called = self._called(tale.log, box)[0]
-            now = self._clock.time()
-            found = [p for desk in self._desks for p in _pending(tale.log, box, desk, called[desk.spec.name], now)]
+            self._call(tale.log, box)
+            found = [p for desk in self._desks for p in _pending(tale.log, box, desk, self._clock.time())]
             if box is not self._box:
                 box.close()
         except sqlite3.Error as error:
@@ -173,7 +174,7 @@ class Rounds:
                 desk.forget()
         if first and self._box.fresh:
             self._suspects = {lifecycle.ID, *self._tale.log.incidents}
-        escalation = self._escalate(self._box)
+        escalation = self._call(self._tale.log, self._box)
         joined, self._joined = self._joined, self.pace.limiter.joined
         work = self._unsettled()
         storms = any(desk.keeps_storm for desk in self._desks) and joined != self._joined
@@ -257,35 +258,26 @@ class Rounds:
         """All is told. Until when, if nothing happens?"""
         times = [at for desk in self._desks for at in desk.times(self._clock.time())]
         self._quiet_until = min([escalation, *times])
+        return self._rest()
+
+    def _rest(self) -> Progress:
         left = self._quiet_until - self._clock.time()
         return _NOTHING if math.isinf(left) else Progress(next_try=max(0.0, left))
 
-    def _escalate(self, box: Outbox) -> float:
-        """Sets who is called because nobody has answered elsewhere; until when that holds."""
-        if not any(s.escalate for s in self.specs):
-            return math.inf
-        called, until = self._called(self._tale.log, box)
-        for desk in self._desks:
-            desk.called = called[desk.spec.name]
-        return until
-
-    def _called(self, log: IncidentLog, box: Outbox) -> tuple[dict[str, set[str]], float]:
-        """By receiver, the incidents that it is told because nobody has answered elsewhere; and when there may be
+    def _call(self, log: IncidentLog, box: Outbox) -> float:
+        """Tells the desks which incidents they are told because nobody has answered elsewhere; when there may be
         more."""
-        called: dict[str, set[str]] = {s.name: set() for s in self.specs}
-        now, until = self._clock.time(), math.inf
-        for spec in self.specs:
-            if spec.escalate is None:
-                continue
-            to = spec.escalate.to
-            called[to] |= {row.incident for row in box.items(to, "key = 'root' AND incident NOT LIKE '@%'")}
+        until, desks = math.inf, {desk.spec.name: desk for desk in self._desks}
+        for escalate in [s.escalate for s in self.specs if s.escalate]:
+            desk = desks[escalate.to]
+            desk.called |= {row.incident for row in box.items(escalate.to, "key = 'root' AND incident NOT LIKE '@%'")}
             for key, together in story.groups(log).items():
-                at = attention.escalates_at(log, together.again[0], spec.escalate.after, now)
-                if at <= now:
-                    called[to].add(key)
+                at = attention.escalates_at(log, together.again[0], escalate.after, self._clock.time())
+                if at <= self._clock.time():
+                    desk.called.add(key)
                 else:
                     until = min(until, at)
-        return called, until
+        return until
 
     # ---- an outbox that cannot be used
 
@@ -339,10 +331,10 @@ def _in_use(
     return used
 
 
-def _pending(log: IncidentLog, box: Outbox, desk: Desk, called: Container[str], now: float) -> list[Pending]:
+def _pending(log: IncidentLog, box: Outbox, desk: Desk, now: float) -> list[Pending]:
     standing = box.standing(desk.spec.name)
     found = []
-    for subject in due(log, desk.spec, called):
+    for subject in desk.due(log):
         rows = {row.key: row for row in box.items(desk.spec.name, "incident = ?", subject.id)}
         try:
             muted = subject.muted_until(now) > 0

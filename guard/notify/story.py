@@ -149,6 +149,11 @@ def severity(log: IncidentLog, together: Sequence[Incident]) -> Severity:
     """How bad it is by now: the worst of what is told together; what needs a person is critical."""
     if any(stage(log, i) in NEEDS_YOU for i in together if carrier(log, i).id == i.id):
         return "critical"
+    return own_severity(together)
+
+
+def own_severity(together: Sequence[Incident]) -> Severity:
+    """The worst of their policies' severities, whatever has become of them."""
     return max((i.severity for i in together), key=rank)
 
 
