@@ -182,8 +182,8 @@ class Rounds:
             if self._aside is not None:
                 self._aside.waits(False)
             return self._at_rest(escalation)  # a quiet run writes nothing
-        if self._stands_aside(self._box, work):
-            return Progress(waiting=sum(map(len, work)), leader=False, next_try=POLL)
+        if (left := self._left_to_daemon(self._box, work)) is not None:
+            return Progress(waiting=left, leader=False, next_try=POLL) if left else self._at_rest(escalation)
         if not self._box.take_lease(self._clock.time()):
             return Progress(leader=False, next_try=POLL)
         self._locked = 0
@@ -217,25 +217,26 @@ class Rounds:
         now = self._clock.time()
         return [desk.unsettled(self._tale.log, self._tale.versions, now) for desk in self._desks]
 
-    def _stands_aside(self, box: Outbox, work: list[list[Subject]]) -> bool:
-        """A daemon is to tell this. What it has told is settled here too; what it leaves too long is told here."""
+    def _left_to_daemon(self, box: Outbox, work: list[list[Subject]]) -> int | None:
+        """How much of it a daemon has still to tell; None if it is to be told here, also because that took too long.
+        What the daemon has told is settled here too."""
         if self._aside is None or not self._aside.now():
-            return False
-        untold, now = False, self._clock.time()
+            return None
+        untold, now = 0, self._clock.time()
         for desk, subjects in zip(self._desks, work, strict=True):
             for subject in subjects:
                 rows = {row.key: row for row in box.items(desk.spec.name, "incident = ?", subject.id)}
                 if subject.muted_until(now) or not desk.untold(subject, rows):
                     desk.settle(box, self._tale.versions, subject, now)
                 else:
-                    untold = True
-        if not self._aside.waits(untold):
-            return True
+                    untold += 1
+        if not self._aside.waits(untold > 0):
+            return untold
         self._say("the daemon has not told this run's messages for a minute; from now on the run tells them itself")
         for desk in self._desks:
             desk.forget()
         work[:] = self._unsettled()
-        return False
+        return None
 
     def _progress(self, turn: Turn, escalation: float) -> Progress:
         waiting, soonest = 0, None
