@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +86,22 @@ class Attachment:
 
     # ---- patches call these
 
-    def before_forward(self, module: nn.Module, args: Any) -> Any:
+    def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A forward pass begins; for a loop that only calls `attach`, a training pass is the iteration boundary."""
+        live = self._live
+        if self._guard.quiet and live.feed is None:
+            return None
         if self.boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
             self.boundary_due = False
             if self._live.feed is None:
                 self._guard.doing = "step"
                 self._guard.cross_boundary()
-        return self._live.precision.before_forward(module, args)
+                if live.iteration is not None:
+                    live.iteration.begin()
+        if live.feed is None and live.iteration is not None and torch.is_grad_enabled():
+            live.iteration.called(module, args, kwargs)
+        inputs = live.precision.before_forward(module, args)
+        return None if inputs is None else (inputs, kwargs)
 
     def after_forward(self) -> None:
         self._live.precision.after_forward()
@@ -114,7 +123,9 @@ class Attachment:
             real(*args, **kwargs)
         else:
             self._live.scaler._per_optimizer_states.clear()
-        if self._live.went_back is None:  # else the scaler is restored again, and then it is settled
+        if (
+            self._live.went_back is None and not self._guard.quiet
+        ):  # else the scaler is restored again, and then it is settled
             self._live.loss_scale.settle()
 
     def _heard_backward(self, tensors: Any) -> None:
@@ -122,6 +133,8 @@ class Attachment:
         if self.listening:
             for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
                 if tensor.numel() == 1:
+                    if self._live.iteration is not None:
+                        self._guard.inquiry.loss = weakref.ref(tensor)
                     for slot in self._guard.slots:
                         slot.loss.hear(tensor)
 

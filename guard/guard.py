@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from guard.bank import Bank, Rules
 from guard.boundary import Boundary
 from guard.checkpoints import Stateful
 from guard.clock import Clock
+from guard.diagnosis import Inquiry
 from guard.durable import Durable
 from guard.errors import GuardError, RankLostError, TrainingStopped
 from guard.incidents import IncidentLog
+from guard.incidents.diagnose import Diagnosis
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
 from guard.preemption import Preemption
@@ -56,6 +59,7 @@ class Guard:
         together: agrees with the other ranks; None: there are none.
         files, history: where the run is journaled, and its recent ticks.
         doing: for the heartbeat: start, data, step, paused, end, or what the loop says.
+        inquiry: finds the cause of a fault; quiet: it is at it, and what the run does is not its own.
         closed, pid: it has ended; the process it belongs to.
         preemption: listens for SIGTERM where checkpoints go to disk; else None.
     """
@@ -101,8 +105,23 @@ class Guard:
         self.files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self.doing), ranks.rank)
         self.report = Reporter(self.files, lambda: (self.live.tick, self.live.step), earlier)
         banks = [slot.bank for slot in self.slots]
+        self.inquiry = Inquiry(
+            self.live,
+            clock,
+            read=self._read_experiment,
+            real_update=self._real_update,
+            quiet=self._quiet,
+            failed=self.report.failure,
+        )
         self.responder = Responder(
-            rules, self.live, self.report, banks, self.history, mode=mode, opened=len(earlier.incidents)
+            rules,
+            self.live,
+            self.report,
+            banks,
+            self.history,
+            mode=mode,
+            opened=len(earlier.incidents),
+            inquiry=self.inquiry,
         )
         disk = policies.checkpoints.disk if mode == "enforce" else None
         self.boundary = Boundary(
@@ -121,11 +140,13 @@ class Guard:
         self.together = Together(self, ranks, replicas_every) if ranks.world > 1 else None
         self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
-        if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
-            self.live.iteration = Iteration()
+        captures = any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung)
+        if captures or (self.acting and self.responder.examines):
+            self.live.iteration = Iteration(everything=captures)
         self._metrics: dict[str, float] | None = None
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
-        self._leaving = self._scaler_disagrees = False
+        self._leaving = self._scaler_disagrees = self.quiet = False
+        self._held: Signals | None = None  # of a tick that waits for its cause
         self.closed = False
         self.pid = os.getpid()
         self.supply = Supply(self)
@@ -195,8 +216,8 @@ class Guard:
 
     def log(self, **metrics: float) -> None:
         """Numbers that detectors can use, e.g. ``val_loss``. The state of the lowest `val_loss` is kept as *best*."""
-        if self.supply.taking_up:
-            return  # of a pass that an earlier process has made
+        if self.supply.taking_up or self.quiet:
+            return  # of a pass that an earlier process has made, or of an experiment
         values = {k: float(v) for k, v in metrics.items()}
         self._metrics = {**(self._metrics or {}), **values}
         if self.together is None:  # else once all ranks have said what they logged
@@ -267,10 +288,17 @@ class Guard:
     def take_step(self, slot: Slot, closure: Callable[[], Any] | None) -> Any:
         """What `optimizer.step` is while the guard is attached."""
         slot.called = True
+        if self.inquiry.busy:
+            self.inquiry.take_step()
+            return None
+        if self.responder.holds():
+            return None  # a second step of an iteration that is left out
         result = None if closure is None else self._run_closure(slot, closure)
         try:
             s = self._measure(slot)
             accepted = self._judge(slot, s)
+            if self.responder.holds():
+                return result  # the tick ends when its cause is known
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
@@ -288,11 +316,15 @@ class Guard:
 
     def take_overflow(self, slot: Slot) -> None:
         """A tick in which the loss scaler left the step out."""
+        if self.inquiry.busy:
+            self.inquiry.take_step(overflow=True)
+            return
         try:
             s = self._measure(slot, overflow=self.live.scaling)
             if self._judge(slot, s):
                 slot.bank.learn(s)
-            self._end_tick(slot, s)
+            if not self.responder.holds():
+                self._end_tick(slot, s)
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
@@ -311,6 +343,7 @@ class Guard:
 
     def _run_closure(self, slot: Slot, closure: Callable[[], Any]) -> Any:
         """Forward and backward happen inside a closure: it runs first, so that there are gradients to judge."""
+        self.inquiry.by_closure = True
         with torch.enable_grad():
             loss = closure()
         if loss is not None:
@@ -362,8 +395,17 @@ class Guard:
             raise GuardError(f"the guard of rank {self.together.agreed.leaving[0]} has let go of the run")
         hits = bank.flagged = bank.score(s)
         if hits or live.tick >= self.responder.due:
-            self.responder.respond(hits, self._where_nonfinite(s))
+            if not self.responder.respond(hits, self._where_nonfinite(s), s.loss, may_wait=True):
+                live.leave_out()
+                self.supply.ticked = True
+                self._held = copy.copy(s)
+                return False
             self._discarded = {slot}
+        return self._carry_out(slot, s)
+
+    def _carry_out(self, slot: Slot, s: Signals) -> bool:
+        """The rest of the judgement, once the policies have had their say; False: this update must not run."""
+        live, bank = self.live, slot.bank
         if bank.failed:
             self._report_failures(bank)
         if self.together is None and self.files.requested():
@@ -380,6 +422,60 @@ class Guard:
         if live.clips and not live.left_out:
             live.clip_standing(s.grad_norm)
         return not live.left_out
+
+    def examine(self) -> Generator[Any, None, None]:
+        """Between two iterations: the failing step is tried again through the loop, which is handed what this yields.
+        Then what waited for its cause is decided.
+        """
+        before, self.doing = self.doing, "diagnosis"
+        diagnosis = None
+        try:
+            diagnosis = yield from self.inquiry.through_loop()
+        finally:
+            self.doing = before
+            self._conclude(diagnosis)
+
+    def _conclude(self, diagnosis: Diagnosis | None) -> None:
+        """The cause is known, or will not be."""
+        held, self._held = self._held, None
+        try:
+            self.responder.conclude(diagnosis)
+            if held is not None:
+                self._discarded = {self._clock_slot}
+                self._carry_out(self._clock_slot, held)
+                self._end_tick(self._clock_slot, held)
+        except (TrainingStopped, RankLostError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
+            self.give_up(error)
+
+    def _real_update(self) -> None:
+        self._clock_slot.patch.real()
+
+    def _read_experiment(self) -> tuple[float, float]:
+        """Loss and global gradient norm of an experiment's step, unscaled."""
+        slot = self._clock_slot
+        s, kept = slot.signals, copy.copy(slot.signals)
+        slot.measure(self.live, None)
+        found = s.loss, s.grad_norm
+        for name in Signals.__slots__:
+            setattr(s, name, getattr(kept, name))
+        return found
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Nothing that the run does inside is taken for its own."""
+        attachment, deep = self.attachment, self.deep
+        guess, attachment.guess = attachment.guess, None
+        self.quiet = True
+        if deep is not None:
+            deep.asleep = True
+        try:
+            yield
+        finally:
+            self.quiet, attachment.guess = False, guess
+            if deep is not None:
+                deep.asleep = False
 
     def _is_discarded(self, slot: Slot) -> bool:
         """Another optimizer of this iteration rolled it back: what this one would do is discarded with it."""
@@ -475,6 +571,8 @@ class Guard:
         if self.acting and not self.attachment.watching:
             self.attachment.watch_model()
             self.boundary.history_starts = True
+            if self.responder.examines and self.live.iteration is None:
+                self.live.iteration = Iteration(everything=False)
 
     # ---- coming and going
 

@@ -38,8 +38,13 @@ class Supply:
             return
         try:
             while True:
-                if feed.at_window_start and not self._begin_window(feed, steps):
-                    return
+                if feed.at_window_start:
+                    if guard.inquiry.waits:
+                        yield from guard.examine()
+                    if not self._begin_window(feed, steps):
+                        return
+                    if live.iteration is not None:
+                        live.iteration.begin()
                 guard.doing = "data"
                 try:
                     batch = feed.read()
@@ -49,7 +54,7 @@ class Supply:
                     continue
                 guard.doing = "step"
                 if live.iteration is not None:
-                    live.iteration.keep((live.tick, live.position), batch)
+                    live.iteration.keep(batch)
                 guard.saw(batch)
                 yield batch
         finally:

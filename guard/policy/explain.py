@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from guard.detectors import DETECTORS
+from guard.incidents.diagnose import SLOW, SUDDEN
+from guard.policy import remedies
 from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
-from guard.policy.triggers import Leaf, Trigger
+from guard.policy.triggers import Leaf, Trigger, leaves
+from guard.types import Mode
 from guard.units import show_bytes
 
 
@@ -14,7 +17,7 @@ def explain(policies: PolicySet) -> list[str]:
     """One sentence per policy, then one for the checkpoints and one per receiver."""
     return [
         *([_OBSERVING] if policies.mode == "observe" else []),
-        *(_policy(policy) for policy in policies.policies),
+        *(_policy(policy, policy.mode or policies.mode) for policy in policies.policies),
         _checkpoints(policies.checkpoints),
         *(_receiver(name, receiver) for name, receiver in policies.receivers.items()),
     ]
@@ -23,22 +26,35 @@ def explain(policies: PolicySet) -> list[str]:
 _OBSERVING = "This set only observes: what follows is reported as what would have been done, and nothing is touched."
 
 
-def _policy(policy: Policy) -> str:
+def _policy(policy: Policy, mode: Mode | None) -> str:
     held = f" for {_steps(policy.for_)} in a row" if policy.for_ > 1 else ""
     observed = " (only reported: this policy observes)" if policy.mode == "observe" else ""
     clauses = [*_remedies(policy), *_limits(policy.limits)]
-    if policy.attempts and _can_run_out(policy):
+    if mode != "observe" and policy.diagnoses and not policy.auto and examined(policy.trigger):
+        clauses.insert(0, f"find the cause, for at most {policy.max_seconds:g} s")
+    if (policy.attempts or policy.auto) and _can_run_out(policy):
         clauses.append(f"when out of remedies, {'stop the run' if policy.on_exhausted == 'stop' else 'notify'}")
     return f"{policy.name} ({policy.severity}): on {_trigger(policy.trigger)}{held}{observed}: {'; '.join(clauses)}."
 
 
+def examined(trigger: Trigger) -> bool:
+    """It waits for a fault that can be examined."""
+    return any(leaf.type in SUDDEN | SLOW for leaf in leaves(trigger))
+
+
 def _can_run_out(policy: Policy) -> bool:
     """A ladder that ends in `stop` ends there, unless its budget is spent before."""
-    stops = any(spec.type == "stop" for spec in policy.attempts[-1])
+    stops = bool(policy.attempts) and any(spec.type == "stop" for spec in policy.attempts[-1])
     return policy.limits.max is not None or not (policy.repeats or stops)
 
 
 def _remedies(policy: Policy) -> list[str]:
+    if policy.auto:
+        seconds = f"for at most {policy.max_seconds:g} s"
+        clauses = [f"first, find the cause, {seconds}, and take its remedy ({remedies.TOLD})"]
+        for i, specs in enumerate(policy.attempts):
+            clauses.append(f"if {'that fails' if i else 'there is none or it fails'}, {_rung(specs)}")
+        return clauses
     if not policy.attempts:
         return ["tell, and do nothing"]
     if policy.repeats:

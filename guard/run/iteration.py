@@ -1,11 +1,13 @@
-"""The batch of the iteration that is under way, and the random states with which it began: evidence, should it fail."""
+"""The batch of the iteration that is under way, and the random states with which it began: should it fail, it is
+evidence, and can be tried again.
+"""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from guard.checkpoints import RngState
 
@@ -13,21 +15,37 @@ from guard.checkpoints import RngState
 class Iteration:
     """What the loop was given in this iteration, by reference.
 
+    Args:
+        everything: all random states are wanted, not only torch's, which cost a fiftieth.
+
     Attributes:
         batches: its micro-batches so far.
+        calls: ``(module, args, kwargs)`` of the model's calls in a loop that only calls `attach`.
         rng: the random states before the first of them was given out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, everything: bool) -> None:
         self.batches: list[Any] = []
+        self.calls: list[tuple[nn.Module, Any, Any]] = []
         self.rng: RngState | None = None
-        self._key: tuple[int, int] | None = None
+        self._capture = RngState.capture if everything else RngState.of_torch
+        self._new = True
 
-    def keep(self, key: tuple[int, int], batch: Any) -> None:
-        """A micro-batch; another `key` begins another iteration, and lets go of the one before."""
-        if key != self._key:
-            self._key, self.batches, self.rng = key, [], RngState.capture()
+    def begin(self) -> None:
+        """Another iteration."""
+        self._new = True
+
+    def keep(self, batch: Any) -> None:
+        """A micro-batch; the first of an iteration lets go of the one before."""
+        if self._new:
+            self._new, self.batches, self.rng = False, [], self._capture()
         self.batches.append(batch)
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The model is called, in a loop that does not say what its batches are."""
+        if self._new:
+            self._new, self.calls, self.rng = False, [], self._capture()
+        self.calls.append((module, args, kwargs))
 
     def copy(self, max_bytes: int, moment: dict[str, int]) -> tuple[dict[str, Any] | None, str | None]:
         """What ``batch.pt`` is to hold, or None and why not.

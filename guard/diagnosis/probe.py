@@ -1,0 +1,396 @@
+"""Watches one forward and backward pass, and says where the first tensor that is not finite was born.
+
+Every torch function is seen with its inputs and outputs (a `TorchFunctionMode`, which is transparent to what it
+watches), with the module in whose forward it was called. A mask of -inf is nothing bad: what counts is what flows into
+the loss, so the way back from there is followed to where all inputs were in order. What is born backward is found at
+the nodes of the graph: the first whose incoming gradients are finite and whose outgoing ones are not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from guard.diagnosis.looks import look, sound, span, tensors
+from guard.incidents.diagnose import Look, Origin, Role
+
+_SHOWN = 5  # looks before the first bad one
+_MOST = 50_000  # functions that are remembered
+_INPUTS = 4  # of a function that are looked at
+# What puts -inf where it is wanted.
+_MASKS = frozenset({"masked_fill", "where", "full", "full_like", "fill", "new_full", "triu", "tril", "tensor"})
+# What only moves or converts numbers.
+_MOVES = frozenset(
+    {
+        "to",
+        "float",
+        "half",
+        "bfloat16",
+        "double",
+        "type",
+        "view",
+        "reshape",
+        "expand",
+        "transpose",
+        "permute",
+        "squeeze",
+    }
+    | {"unsqueeze", "cat", "stack", "chunk", "split", "flatten", "contiguous", "clone", "detach", "getitem", "t", "cpu"}
+    | {"select", "index_select", "gather", "cuda"}
+)
+_ARITHMETIC = {"truediv": "div", "floordiv": "div", "rtruediv": "div", "itruediv": "div", "rdiv": "div"}
+
+
+@dataclass(slots=True)
+class _Call:
+    """One function whose output is not finite.
+
+    Args:
+        index: how many looks there were before it.
+        parents: calls that made its bad inputs; leaves: bad inputs that no call made.
+        masks: its only non-finite elements are -inf or +inf, put there on purpose.
+    """
+
+    look: Look
+    index: int
+    output: Tensor
+    given: tuple[Tensor, ...]
+    parents: list[_Call] = field(default_factory=list)
+    leaves: list[Tensor] = field(default_factory=list)
+    masks: bool = False
+    outside: bool = False
+
+
+class Probe(TorchFunctionMode):
+    """For one step; `start`, let it run, `stop`, `origin`.
+
+    Args:
+        model: as it was given to the guard.
+        batches: the step's micro-batches.
+    """
+
+    def __init__(self, model: nn.Module, batches: Any) -> None:
+        super().__init__()
+        self._model = bare(model)
+        self._names = {m: name for name, m in self._model.named_modules(remove_duplicate=True)}
+        self._batches = list(tensors(batches, "batch"))
+        self._stack: list[str] = []
+        self._undo: list[Callable[[], None]] = []
+        self._looks: list[Look] = []
+        self._made: dict[int, _Call] = {}
+        self._kept: list[Any] = []  # else an identity could be used again
+        self._where: dict[Any, tuple[str, str]] = {}  # node of the graph -> module, function
+        self._backward: tuple[Any, str, str, tuple[Tensor, ...], Tensor] | None = None
+        self._fed: set[int] = set()
+        self._chains: dict[tuple[str, str], list[float]] = {}
+        self._inside = False
+        self.outputs: list[Tensor] = []
+        self.loss: Tensor | None = None
+        self.on = self._pushed = False
+
+    # ---- coming and going
+
+    def start(self) -> None:
+        """From now on everything is seen."""
+        for module, name in self._names.items():
+            self._undo.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True).remove)
+            self._undo.append(module.register_forward_hook(self._leave(name), always_call=True).remove)
+        self._undo.append(_eager())
+        self._look_at_batch()
+        self._look_at_state()
+        self.on = self._pushed = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def on_step(self) -> None:
+        """The step has come: nothing more is looked at, but gradients still are what backward left."""
+        found = self.origin()
+        self.stop()
+        self._found = found
+
+    _found: Origin | None = None
+
+    def stop(self) -> None:
+        """Takes everything off; may be called twice."""
+        self.on = False
+        top = _get_current_function_mode()  # type: ignore[no-untyped-call]
+        if self._pushed and top is self:  # else somebody's own is on top: once more, later
+            self._pushed = False
+            self.__exit__(None, None, None)
+        while self._undo:
+            self._undo.pop()()
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self._stack.append(name)
+            self._inside = True
+            if not name:
+                self._fed |= {t.data_ptr() for _, t in tensors((args, kwargs))}
+
+        return enter
+
+    def _leave(self, name: str) -> Callable[..., None]:
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+            if not name:
+                self.outputs = [t.detach() for _, t in tensors(output)]
+            for _, t in tensors(output):  # what a scripted or foreign module does inside is not seen
+                if id(t) not in self._made and not sound(t):
+                    self._note(type(module).__name__.lower(), name, [t], [t for _, t in tensors(args)])
+
+        return leave
+
+    # ---- forward
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        try:
+            if self.on and len(self._looks) < _MOST and func.__name__ not in ("__get__", "backward"):
+                self._see(func.__name__, args, kwargs or {}, out)
+        except Exception:  # noqa: BLE001 - what cannot be looked at is not seen; it belongs to somebody's training step
+            self._kept.append(func)
+        return out
+
+    def _see(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name[:3] == "__i"
+        made = [t for _, t in tensors(args[0] if in_place and args else out)]
+        op = name.strip("_")
+        op = _ARITHMETIC.get(op, op)
+        given = [t for _, t in tensors((args, kwargs))]
+        self._note(op, self._stack[-1] if self._stack else "", made, given)
+
+    def _note(self, op: str, path: str, made: list[Tensor], given: list[Tensor]) -> None:
+        for t in made:
+            found = span(t)
+            if found is None:
+                continue
+            outside = not self._stack
+            role: Role = "loss" if outside and self._inside else "output"
+            if t.grad_fn is not None:
+                self._where[t.grad_fn] = (path, op) if not outside else ("\0", op)
+            fine = found[0] - found[0] == 0.0 and found[1] - found[1] == 0.0
+            if op not in _MOVES:
+                self._chains.setdefault((path, op), []).append(max(abs(found[0]), abs(found[1])))
+            if fine:
+                self._looks.append(look(role, path, t, op, found))
+                continue
+            self._kept.append(t)
+            call = _Call(look(role, path, t, op), len(self._looks), t.detach(), tuple(given[:_INPUTS]), outside=outside)
+            for source in given:
+                if source is t and id(t) not in self._made:
+                    continue
+                maker = self._made.get(id(source))
+                if maker is not None and not sound(source):
+                    call.parents.append(maker)
+                elif maker is None and not sound(source):
+                    call.leaves.append(source)
+            only_inf = found[0] == found[0] and found[1] == found[1]
+            call.masks = only_inf and (
+                op in _MASKS
+                or (
+                    (op in _ARITHMETIC or op in ("add", "mul", "sub", "radd", "rmul") or op in _MOVES)
+                    and bool(call.parents or call.leaves)
+                    and all(p.masks for p in call.parents)
+                    and all(self._is_mask(leaf) for leaf in call.leaves)
+                )
+            )
+            self._made[id(t)] = call
+
+    def _is_mask(self, leaf: Tensor) -> bool:
+        """Infinities of a buffer or of a constant, without NaN: they are meant."""
+        found = span(leaf)
+        given = isinstance(leaf, nn.Parameter) or any(leaf.data_ptr() == t.data_ptr() for _, t in self._batches)
+        return found is not None and found[0] == found[0] and found[1] == found[1] and not given
+
+    # ---- backward
+
+    def before_backward(self, given: Any) -> None:
+        """Backward is about to run: watches the nodes of its graph."""
+        if not self.on:
+            return
+        found = [t for _, t in tensors(given)]
+        self.loss = found[0] if len(found) == 1 else self.loss
+        todo = [(t.grad_fn, ("\0", "")) for t in found if t.grad_fn is not None]
+        seen: set[Any] = set()
+        while todo:
+            node, place = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            place = self._where.get(node, place)
+            self._undo.append(node.register_hook(self._passed(node, place)).remove)
+            todo += [(n, place) for n, _ in node.next_functions if n is not None and hasattr(n, "register_hook")]
+        self._kept.append(seen)
+
+    def _passed(self, node: Any, place: tuple[str, str]) -> Callable[..., None]:
+        name = type(node).__name__
+
+        def passed(outgoing: Any, incoming: Any) -> None:
+            if self._backward is not None or name == "AccumulateGrad":
+                return
+            bad = next((g for g in outgoing if isinstance(g, Tensor) and not sound(g)), None)
+            came = tuple(g for g in incoming if isinstance(g, Tensor))
+            if bad is not None and all(map(sound, came)):
+                op = re.sub(r"Backward\d*$", "", name)
+                op = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op).lower()
+                self._backward = (node, place[0], op, came, bad.detach())
+
+        return passed
+
+    # ---- what stands still
+
+    def _look_at_batch(self) -> None:
+        for name, t in self._batches:
+            found = span(t)
+            if found is not None:
+                bad = found[0] - found[0] != 0.0 or found[1] - found[1] != 0.0
+                self._looks.append(look("input", name, t, "", None if bad else found))
+
+    def _look_at_state(self) -> None:
+        named: list[tuple[Role, str, Tensor]] = [("weight", n, p) for n, p in self._model.named_parameters()]
+        named += [("buffer", n, b) for n, b in self._model.named_buffers()]
+        for role, name, t in named:
+            if not nn.parameter.is_lazy(t) and (found := span(t)) is not None:
+                bad = found[0] - found[0] != 0.0 or found[1] - found[1] != 0.0
+                self._looks.append(look(role, name, t, "", None if bad else found))
+
+    # ---- the verdict
+
+    def origin(self) -> Origin | None:
+        """Where the first bad tensor came from; None: nothing bad reached loss or gradients."""
+        if self._found is not None:
+            return self._found
+        if self.loss is not None and not sound(self.loss):
+            made = self._made.get(id(self.loss))
+            return self._leaf([self.loss]) if made is None else self._follow(made)
+        if self._backward is not None:
+            return self._of_backward(*self._backward)
+        bad = [
+            c
+            for t in self.outputs
+            if (c := next((m for m in self._made.values() if m.output.data_ptr() == t.data_ptr()), None))
+        ]
+        if self.loss is None and bad:
+            return self._follow(bad[0])
+        for name, p in self._model.named_parameters():
+            if p.grad is not None and not sound(p.grad):
+                return Origin(look("gradient", name, p.grad), backward=True, before=self._before(len(self._looks)))
+        return None
+
+    def bad_rows(self, size: int) -> list[int]:
+        """Samples of a batch of `size` whose numbers were not finite where it was born; empty: not known, or all.
+
+        Walks from the birth towards the loss while tensors still have a row per sample.
+        """
+        found: Iterable[Tensor] = ()
+        if self._birth is not None:
+            found = [self._birth]
+        for t in found:
+            if t.dim() and t.shape[0] and t.shape[0] % size == 0:
+                rows = ~torch.isfinite(t.reshape(size, -1)).all(1)
+                chosen = rows.nonzero().flatten().tolist()
+                if len(chosen) < size:
+                    return [int(i) for i in chosen]
+        return []
+
+    _birth: Tensor | None = None
+
+    def _follow(self, call: _Call) -> Origin:
+        """Back to the call whose inputs were all in order, or to a bad tensor that no call made."""
+        seen: set[int] = set()
+        while True:
+            seen.add(id(call))
+            leaves = [t for t in call.leaves if not self._is_mask(t)]
+            if leaves and (leaf := self._leaf(leaves)) is not None:
+                return leaf
+            earlier = [p for p in call.parents if not p.masks and id(p) not in seen]
+            if not earlier:
+                break
+            call = min(earlier, key=lambda c: c.index)
+        self._birth = call.output
+        inputs = tuple(look("input", "", t) for t in call.given if span(t) is not None)
+        calls, growth = self._loop(call.look)
+        return Origin(call.look, False, inputs, self._before(call.index), calls, growth, call.outside)
+
+    def _leaf(self, found: list[Tensor]) -> Origin | None:
+        """A bad tensor that was there before the step: of the batch, a weight, a buffer."""
+        for t in found:
+            for name, of_batch in self._batches:
+                if of_batch.data_ptr() == t.data_ptr():
+                    role: Role = "input" if t.data_ptr() in self._fed or not self._fed else "target"
+                    self._birth = of_batch
+                    return Origin(look(role, name, of_batch), before=self._before_named(name))
+            for name, p in self._model.named_parameters():
+                if p.data_ptr() == t.data_ptr():
+                    return Origin(look("weight", name, p), before=self._before_named(name))
+            for name, b in self._model.named_buffers():
+                if b.data_ptr() == t.data_ptr():
+                    return Origin(look("buffer", name, b), before=self._before_named(name))
+        t = found[0]
+        self._birth = t
+        return Origin(look("input", "an argument of the model", t), before=self._before(0)) if not self._stack else None
+
+    def _of_backward(self, node: Any, path: str, op: str, came: tuple[Tensor, ...], bad: Tensor) -> Origin:
+        self._birth = bad
+        outside = path == "\0"
+        called = self._where.get(node, ("", ""))[1]
+        first = look("loss" if outside else "output", "" if outside else path, bad, called or op)
+        inputs = tuple(look("gradient", "", g) for g in came[:_INPUTS])
+        return Origin(first, True, inputs, self._before(len(self._looks)), outside=outside)
+
+    def _loop(self, first: Look) -> tuple[int, float]:
+        """How often the function was called in this module, and how much its output grew each time."""
+        peaks = [p for p in self._chains.get((first.name, first.op), []) if 0.0 < p < math.inf]
+        if len(peaks) < 3:
+            return len(peaks) + 1, 1.0
+        late = peaks[len(peaks) // 2 :]
+        steps = max(1, len(late) - 1)
+        growth = (late[-1] / late[0]) ** (1.0 / steps) if late[0] > 0.0 else 1.0
+        return len(peaks) + 1, growth if sorted(late) == late else 1.0
+
+    def _before(self, index: int) -> tuple[Look, ...]:
+        return tuple(self._looks[max(0, index - _SHOWN) : index])
+
+    def _before_named(self, name: str) -> tuple[Look, ...]:
+        index = next((i for i, seen in enumerate(self._looks) if seen.name == name), len(self._looks))
+        return self._before(index)
+
+
+def without_a_step(model: nn.Module) -> Origin | None:
+    """What is not finite without any step being tried: a weight, else a gradient."""
+    named = [(n, p) for n, p in bare(model).named_parameters() if not nn.parameter.is_lazy(p)]
+    for name, p in named:
+        if not sound(p):
+            return Origin(look("weight", name, p))
+    for name, p in named:
+        if p.grad is not None and not sound(p.grad):
+            return Origin(look("gradient", name, p.grad), backward=True)
+    return None
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without what DDP and torch.compile wrap around it."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _eager() -> Callable[[], None]:
+    """Compiled functions run as they are written, so that what they do is seen. Nothing where nothing was compiled."""
+    import sys
+
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return lambda: None
+    stance = torch.compiler.set_stance("force_eager")
+    return lambda: stance.__exit__(None, None, None)
