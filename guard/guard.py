@@ -397,6 +397,7 @@ class Guard:
         if hits or live.tick >= self.responder.due:
             if not self.responder.respond(hits, self._where_nonfinite(s), s.loss, may_wait=True):
                 live.leave_out()
+                slot.optimizer._opt_called = True  # type: ignore[attr-defined] # as for any step left out
                 self.supply.ticked = True
                 self._held = copy.copy(s)
                 return False

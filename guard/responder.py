@@ -112,16 +112,15 @@ class Responder:
         fired = self._rules.satisfied(hits)
         nonfinite = any(d.detector == "non_finite" for d in hits.values())
         # A state that is not finite was poisoned by the step before the one that shows it.
-        moment = engine.Moment(live.tick, live.step, live.position - (nonfinite and not live.state_finite()))
+        poisoned = nonfinite and not live.start_finite()
+        moment = engine.Moment(live.tick, live.step, live.position - poisoned)
         if fired:
             self.history.flagged.append(live.tick)
         index = self._to_examine(fired, moment)
         diagnosis: Diagnosis | None = None
         subject: Subject | None = None
         if index is not None:
-            subject = self._inquiry.note(
-                rules[index], fired[index], loss, poisoned=nonfinite and not live.state_finite()
-            )
+            subject = self._inquiry.note(rules[index], fired[index], loss, poisoned=poisoned)
         if index is not None and subject is not None:
             if not self._inquiry.can_wait():
                 diagnosis, subject = self._inquiry.aside(subject), None
@@ -236,7 +235,7 @@ class Responder:
             return f"it failed: {error}"
 
     def state_finite(self) -> bool:
-        return self._live.state_finite()
+        return self._live.start_finite()
 
     # ---- deeds
 

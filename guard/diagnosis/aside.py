@@ -97,12 +97,12 @@ class AsideBench:
         began, bad = self._clock.monotonic(), False
         self._live.state.restore(state)
         size = samples.size_of([(args, kwargs) for _, args, kwargs in self._subject.calls])
-        watch = Probe(self._live.model, [(a, k) for _, a, k in self._subject.calls]) if probe else None
+        calls = [(module, *_given(args, kwargs, rows, size)) for module, args, kwargs in self._subject.calls]
+        watch = Probe(self._live.model, _named(calls)) if probe else None
         if watch is not None:
             watch.start()
         try:
-            for module, args, kwargs in self._subject.calls:
-                args, kwargs = _given(args, kwargs, rows, size)  # noqa: PLW2901 - a copy of it
+            for module, args, kwargs in calls:
                 with self._region(precision), torch.set_grad_enabled(probe):
                     out = [t for _, t in tensors(bare(module)(*args, **kwargs))]
                 bad = bad or not all(map(sound, out))
@@ -150,6 +150,11 @@ class AsideBench:
         on = seen is not None and dtype is not torch.float32
         with torch.autocast(self._live.precision.device, dtype=dtype if on else None, enabled=on, cache_enabled=False):
             yield
+
+
+def _named(calls: Sequence[tuple[Any, Any, Any]]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that the model is called with: ``args[0]``, ``kwargs['mask']``."""
+    return [found for _, a, k in calls for found in (*tensors(a, "args"), *tensors(k, "kwargs"))]
 
 
 def _given(args: Any, kwargs: Any, rows: Sequence[int], size: int) -> tuple[Any, Any]:

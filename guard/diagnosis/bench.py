@@ -18,7 +18,7 @@ import torch
 from guard.checkpoints import Snapshot
 from guard.clock import Clock
 from guard.diagnosis import samples
-from guard.diagnosis.looks import look, sound
+from guard.diagnosis.looks import look, sound, tensors
 from guard.diagnosis.probe import Probe
 from guard.diagnosis.subject import Subject
 from guard.incidents.diagnose import Look, Origin, Trial
@@ -204,7 +204,7 @@ class LoopBench:
         self._begin(state)
         given = [samples.fresh(b) for b in batches]
         self._factor, self.reading = None, Reading()
-        self._probe = Probe(self._live.model, given) if probe else None
+        self._probe = Probe(self._live.model, named(given)) if probe else None
         undo: list[Callable[[], None]] = []
         try:
             with self._in_precision(precision):
@@ -353,6 +353,12 @@ class LoopBench:
             precision.clear()
             if before is not None:
                 precision.set(before, until)
+
+
+def named(batches: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a step's batches: ``batch[0]``; of several micro-batches ``batch 2[0]``."""
+    several = len(batches) > 1
+    return [found for i, b in enumerate(batches) for found in tensors(b, f"batch {i}" if several else "batch")]
 
 
 def _not_tried(name: str, why: str) -> Steps:

@@ -71,7 +71,7 @@ def _sudden(bench: Bench, live: LiveRun, subject: Subject) -> Generator[Any, Non
         if live.precision.why_not(dtype) is None:
             e = _with(e, (yield from bench.again(dtype, precision=dtype)))
     e = _with(e, (yield from bench.another_batch()))
-    words, odd = samples.flaws(subject.batches, _another(bench) if e.bad("another_batch") is False else ())
+    words, odd = samples.flaws(subject.given, _another(bench) if e.bad("another_batch") is False else ())
     rows = sorted(odd or set(bench.rows))
     e = replace(e, flaws=tuple(words), samples=tuple(rows))
     if rows:

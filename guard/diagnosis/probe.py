@@ -73,14 +73,14 @@ class Probe(TorchFunctionMode):
 
     Args:
         model: as it was given to the guard.
-        batches: the step's micro-batches.
+        given: what the step is made from, with names.
     """
 
-    def __init__(self, model: nn.Module, batches: Any) -> None:
+    def __init__(self, model: nn.Module, given: Iterable[tuple[str, Tensor]]) -> None:
         super().__init__()
         self._model = bare(model)
         self._names = {m: name for name, m in self._model.named_modules(remove_duplicate=True)}
-        self._batches = list(tensors(batches, "batch"))
+        self._batches = list(given)
         self._stack: list[str] = []
         self._undo: list[Callable[[], None]] = []
         self._looks: list[Look] = []
@@ -89,6 +89,7 @@ class Probe(TorchFunctionMode):
         self._where: dict[Any, tuple[str, str]] = {}  # node of the graph -> module, function
         self._backward: tuple[Any, str, str, tuple[Tensor, ...], Tensor] | None = None
         self._fed: set[int] = set()
+        self._sound: set[int] = set()
         self._chains: dict[tuple[str, str], list[float]] = {}
         self._inside = False
         self.outputs: list[Tensor] = []
@@ -189,7 +190,7 @@ class Probe(TorchFunctionMode):
                 maker = self._made.get(id(source))
                 if maker is not None and not sound(source):
                     call.parents.append(maker)
-                elif maker is None and not sound(source):
+                elif maker is None and source.data_ptr() not in self._sound and not sound(source):
                     call.leaves.append(source)
             only_inf = found[0] == found[0] and found[1] == found[1]
             call.masks = only_inf and (
@@ -260,6 +261,8 @@ class Probe(TorchFunctionMode):
             if not nn.parameter.is_lazy(t) and (found := span(t)) is not None:
                 bad = found[0] - found[0] != 0.0 or found[1] - found[1] != 0.0
                 self._looks.append(look(role, name, t, "", None if bad else found))
+                if not bad:
+                    self._sound.add(t.data_ptr())  # whatever a forward pass makes of a buffer
 
     # ---- the verdict
 

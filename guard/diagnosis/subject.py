@@ -46,6 +46,11 @@ class Subject:
     ops: list[str] = field(default_factory=list)
 
     @property
+    def given(self) -> list[Any]:
+        """What the step was made from: its batches, else the arguments of the model."""
+        return self.batches or [(args, kwargs) for _, args, kwargs in self.calls]
+
+    @property
     def fault(self) -> str:
         return self.detection.detector
 

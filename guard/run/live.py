@@ -439,6 +439,11 @@ class LiveRun:
     def state_finite(self) -> bool:
         return self.ranks.together(self.state.finite)
 
+    def start_finite(self) -> bool:
+        """The same for the state with which this iteration began: what its forward did to buffers can be undone."""
+        with self._buffers.as_remembered():
+            return self.state_finite()
+
     def boundary(self) -> bool:
         """An iteration begins: buffers are remembered, and what the rest of a discarded iteration did is undone
         (True).
