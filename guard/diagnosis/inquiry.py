@@ -101,6 +101,7 @@ class Inquiry:
                 live.position,
                 loss,
                 poisoned,
+                without_a_step(live.model) if poisoned else None,
                 standing.to_plain(live),
                 live.typical_grad_norm(detection.since),
                 self._names_behind(),

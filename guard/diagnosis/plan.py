@@ -12,12 +12,11 @@ import torch
 from guard.checkpoints import Snapshot
 from guard.diagnosis import samples
 from guard.diagnosis.bench import Steps
-from guard.diagnosis.probe import without_a_step
 from guard.diagnosis.subject import Subject
 from guard.incidents.diagnose import SLOW, Evidence, Look, Origin, Trial, learns
 from guard.run.live import LiveRun
 
-_SHORT = 25  # steps of a short run
+_SHORT, _LONG = 25, 100  # steps of a short run; of a slow divergence, as many as it took
 _SLOWER = 0.1
 
 
@@ -60,7 +59,7 @@ def _sudden(bench: Bench, live: LiveRun, subject: Subject) -> Generator[Any, Non
         e = _with(e, (yield from bench.rerun("rerun", older, 1.0)))
         if e.bad("rerun"):
             e = _with(e, (yield from bench.rerun("rerun_slower", older, _SLOWER)))
-        return replace(e, origin=bench.origin or without_a_step(live.model))
+        return replace(e, origin=bench.origin or subject.found)
     e = _with(e, (yield from bench.again(probe=True)))
     e = replace(e, origin=bench.origin, output=bench.output)
     if e.bad("again") is False:
@@ -83,6 +82,8 @@ def _sudden(bench: Bench, live: LiveRun, subject: Subject) -> Generator[Any, Non
         e = _with(e, (yield from bench.rerun("rerun", older, 1.0)))
         if e.bad("rerun"):
             e = _with(e, (yield from bench.rerun("rerun_slower", older, _SLOWER)))
+            if e.bad("rerun_slower"):
+                e = _with(e, (yield from bench.rerun("rerun_slowest", older, _SLOWER**2)))
             if subject.clip > 0.0:
                 e = _with(e, (yield from bench.rerun("rerun_clipped", older, 1.0, clip=subject.clip)))
     return e
@@ -106,15 +107,16 @@ def _slow(bench: Bench, live: LiveRun, subject: Subject) -> Generator[Any, None,
     n = live.feed.accumulate if live.feed is not None else 1
     first = older.context["place"].position // n
     span = max(1, subject.window - first + 1)  # what the run has read already
-    longer = [first + i % span for i in range(2 * _SHORT)]
-    windows = longer[:_SHORT]
+    steps = min(max(_SHORT, span), _LONG) if subject.fault == "divergence" else _SHORT
+    longer = [first + i % span for i in range(2 * steps)]
+    windows = longer[:steps]
     g = torch.Generator().manual_seed(subject.tick)
-    mixed = [windows[i] for i in torch.randperm(_SHORT, generator=g).tolist()]
+    mixed = [windows[i] for i in torch.randperm(steps, generator=g).tolist()]
     e = _with(e, (yield from bench.short_run("as_it_is", older, windows)))
     e = _with(e, (yield from bench.short_run("rate_tenth", older, windows, factor=_SLOWER)))
     e = _with(e, (yield from bench.short_run("twice_the_batch", older, longer, group=2)))
     e = _with(e, (yield from bench.short_run("shuffled", older, mixed)))
-    one: Trial = yield from bench.short_run("one_batch", older, [first] * _SHORT)
+    one: Trial = yield from bench.short_run("one_batch", older, [first] * steps)
     if one.bad is not None:
         one = replace(one, bad=not learns(one.first, one.loss))
     return replace(_with(e, one), gathers=bench.gathers)

@@ -8,9 +8,10 @@ the nodes of the graph: the first whose incoming gradients are finite and whose 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ _MOVES = frozenset(
     | {"unsqueeze", "cat", "stack", "chunk", "split", "flatten", "contiguous", "clone", "detach", "getitem", "t", "cpu"}
     | {"select", "index_select", "gather", "cuda"}
 )
+_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are tensors of the same numbers
 _ARITHMETIC = {"truediv": "div", "floordiv": "div", "rtruediv": "div", "itruediv": "div", "rdiv": "div"}
 
 
@@ -91,7 +93,7 @@ class Probe(TorchFunctionMode):
         self._fed: set[int] = set()
         self._sound: set[int] = set()
         self._chains: dict[tuple[str, str], list[float]] = {}
-        self._inside = False
+        self._inside = self._looking = False
         self.outputs: list[Tensor] = []
         self.loss: Tensor | None = None
         self.on = self._pushed = False
@@ -111,9 +113,9 @@ class Probe(TorchFunctionMode):
 
     def on_step(self) -> None:
         """The step has come: nothing more is looked at, but gradients still are what backward left."""
-        found = self.origin()
+        with self._aside():
+            self._found = self.origin()
         self.stop()
-        self._found = found
 
     _found: Origin | None = None
 
@@ -131,29 +133,52 @@ class Probe(TorchFunctionMode):
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._stack.append(name)
             self._inside = True
-            if not name:
+            if not name and not self._looking:
                 self._fed |= {t.data_ptr() for _, t in tensors((args, kwargs))}
 
         return enter
 
     def _leave(self, name: str) -> Callable[..., None]:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
+            with self._aside():
+                self._left(name, module, args, output)
             if self._stack:
                 self._stack.pop()
-            if not name:
-                self.outputs = [t.detach() for _, t in tensors(output)]
-            for _, t in tensors(output):  # what a scripted or foreign module does inside is not seen
-                if id(t) not in self._made and not sound(t):
-                    self._note(type(module).__name__.lower(), name, [t], [t for _, t in tensors(args)])
 
         return leave
+
+    def _left(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        """A module is done. What a scripted or a foreign one did inside was not seen."""
+        if not name:
+            self.outputs = [t.detach() for _, t in tensors(output)]
+        for _, t in tensors(output):
+            if t.grad_fn is not None:
+                self._where.setdefault(t.grad_fn, (name, ""))
+            if id(t) not in self._made and not sound(t):
+                self._note(type(module).__name__.lower(), name, [t], [t for _, t in tensors(args)])
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What happens inside is the probe's own."""
+        before, self._looking = self._looking, True
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - it belongs to somebody's training step
+            self._kept.append(error)
+        finally:
+            self._looking = before
 
     # ---- forward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         try:
-            if self.on and len(self._looks) < _MOST and func.__name__ not in ("__get__", "backward"):
+            if (
+                self.on
+                and not self._looking
+                and len(self._looks) < _MOST
+                and func.__name__ not in ("__get__", "backward")
+            ):
                 self._see(func.__name__, args, kwargs or {}, out)
         except Exception:  # noqa: BLE001 - what cannot be looked at is not seen; it belongs to somebody's training step
             self._kept.append(func)
@@ -214,8 +239,11 @@ class Probe(TorchFunctionMode):
 
     def before_backward(self, given: Any) -> None:
         """Backward is about to run: watches the nodes of its graph."""
-        if not self.on:
-            return
+        if self.on:
+            with self._aside():
+                self._watch(given)
+
+    def _watch(self, given: Any) -> None:
         found = [t for _, t in tensors(given)]
         self.loss = found[0] if len(found) == 1 else self.loss
         todo = [(t.grad_fn, ("\0", "")) for t in found if t.grad_fn is not None]
@@ -234,8 +262,11 @@ class Probe(TorchFunctionMode):
         name = type(node).__name__
 
         def passed(outgoing: Any, incoming: Any) -> None:
-            if self._backward is not None or name == "AccumulateGrad":
-                return
+            if self._backward is None and name != "AccumulateGrad":
+                with self._aside():
+                    look_at(outgoing, incoming)
+
+        def look_at(outgoing: Any, incoming: Any) -> None:
             bad = next((g for g in outgoing if isinstance(g, Tensor) and not sound(g)), None)
             came = tuple(g for g in incoming if isinstance(g, Tensor))
             if bad is not None and all(map(sound, came)):
@@ -274,7 +305,8 @@ class Probe(TorchFunctionMode):
             made = self._made.get(id(self.loss))
             return self._leaf([self.loss]) if made is None else self._follow(made)
         if self._backward is not None:
-            return self._of_backward(*self._backward)
+            odd = next(((n, t) for n, t in self._batches if not sound(t) and not _is_mask(t)), None)
+            return self._of_backward(*self._backward) if odd is None else self._leaf([odd[1]])
         bad = [
             c
             for t in self.outputs
@@ -338,7 +370,7 @@ class Probe(TorchFunctionMode):
                     return Origin(look("buffer", name, b), before=self._before_named(name))
         t = found[0]
         self._birth = t
-        return Origin(look("input", "an argument of the model", t), before=self._before(0)) if not self._stack else None
+        return Origin(look("input", "a tensor from elsewhere", t), before=self._before(0))
 
     def _of_backward(self, node: Any, path: str, op: str, came: tuple[Tensor, ...], bad: Tensor) -> Origin:
         self._birth = bad
@@ -367,15 +399,19 @@ class Probe(TorchFunctionMode):
 
 
 def without_a_step(model: nn.Module) -> Origin | None:
-    """What is not finite without any step being tried: a weight, else a gradient."""
-    named = [(n, p) for n, p in bare(model).named_parameters() if not nn.parameter.is_lazy(p)]
-    for name, p in named:
-        if not sound(p):
-            return Origin(look("weight", name, p))
-    for name, p in named:
-        if p.grad is not None and not sound(p.grad):
-            return Origin(look("gradient", name, p.grad), backward=True)
-    return None
+    """What is not finite without any step being tried: a weight, else a buffer, else a gradient."""
+    model = bare(model)
+    named = [(n, p) for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)]
+    standing: list[tuple[Role, str, Tensor]] = [("weight", n, p) for n, p in named]
+    standing += [("buffer", n, b) for n, b in model.named_buffers() if math.isnan(float(b.sum())) or not _is_mask(b)]
+    standing += [("gradient", n, p.grad) for n, p in named if p.grad is not None]
+    bad = next(((role, n, t) for role, n, t in standing if not sound(t)), None)
+    return None if bad is None else Origin(look(*bad), backward=bad[0] == "gradient")
+
+
+def _is_mask(t: Tensor) -> bool:
+    """Most of it is -inf or 0, as of an attention mask."""
+    return t.dim() > 1 and bool(((t == 0) | (t == -math.inf)).all())
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from guard.checkpoints import Snapshot
+from guard.incidents.diagnose import Origin
 from guard.policy.schema import Policy
 from guard.types import Detection
 
@@ -26,6 +27,7 @@ class Subject:
         window: index of its accumulation window.
         loss: as measured.
         poisoned: the state itself is not finite.
+        found: what of it is not.
         standing: what was in force: multiplier, precision and so on.
         clip: usual gradient norm before it; NaN: not known.
         ops: functions behind the model, from the loss backwards, as far as its graph still tells.
@@ -41,6 +43,7 @@ class Subject:
     window: int = 0
     loss: float = math.nan
     poisoned: bool = False
+    found: Origin | None = None
     standing: dict[str, Any] = field(default_factory=dict)
     clip: float = math.nan
     ops: list[str] = field(default_factory=list)

@@ -39,6 +39,7 @@ TRIALS = {
     "checkpoint": "with the weights of the checkpoint before",
     "rerun": "trained again from that checkpoint",
     "rerun_slower": "trained again at a tenth of the rate",
+    "rerun_slowest": "trained again at a hundredth of the rate",
     "rerun_clipped": "trained again with clipped gradients",
     "as_it_is": "a short run as it is",
     "rate_tenth": "at a tenth of the rate",
@@ -182,6 +183,8 @@ def advice(d: Diagnosis) -> str:
             return "Call optimizer.zero_grad() once per step: gradients of earlier steps were still there."
         case "model_or_code":
             return "Overfit one batch in FP32 before the next long run: the targets, the loss and what is frozen."
+        case "unknown" if e.bad("one_batch") is False:
+            return "One batch can be learnt, the data as a whole not: check that inputs and targets belong together."
         case "numerical_domain":
             return _domain(o, op) + _loss_range(e)
     return ""

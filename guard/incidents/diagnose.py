@@ -196,12 +196,15 @@ def _sudden(e: Evidence) -> Cause:
     if of_precision:
         return "precision_underflow" if origin is not None and _underflowed(origin) else "precision_overflow"
     if e.bad("another_batch") is True and e.bad("checkpoint") is False:  # finite, but no state to go on from
-        return "learning_rate" if False in (e.bad("rerun_slower"), e.bad("rerun_clipped")) else _of_model(e)
+        return "learning_rate" if False in map(e.bad, _GENTLER) else _of_model(e)
     if origin is not None and in_domain(origin):
         return "numerical_domain"
     if e.bad("without_samples") is False or (e.bad("another_batch") is False and e.bad("checkpoint") is not False):
         return "bad_batch"
     return _of_model(e)
+
+
+_GENTLER = ("rerun_slower", "rerun_slowest", "rerun_clipped")
 
 
 def _ordinary(e: Evidence) -> bool:
@@ -295,7 +298,9 @@ def _remedy(cause: Cause, e: Evidence) -> Remedy:
         case "numerical_domain":
             return "skip" if e.bad("another_batch") is False else ""
         case "learning_rate":
-            return "clip" if e.bad("rerun_clipped") is False else "slower"
+            if e.bad("rerun_clipped") is False:
+                return "clip"
+            return "" if e.bad("rerun_slower") else "slower"
         case "transient" | "corrupted_state":
             return "replay"
         case "model_or_code":
