@@ -89,7 +89,7 @@ class Attachment:
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A forward pass begins; for a loop that only calls `attach`, a training pass is the iteration boundary."""
         live = self._live
-        if self._guard.quiet and live.feed is None:
+        if self._guard.examining.quiet and live.feed is None:
             return None
         if self.boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
             self.boundary_due = False
@@ -124,7 +124,7 @@ class Attachment:
         else:
             self._live.scaler._per_optimizer_states.clear()
         if (
-            self._live.went_back is None and not self._guard.quiet
+            self._live.went_back is None and not self._guard.examining.quiet
         ):  # else the scaler is restored again, and then it is settled
             self._live.loss_scale.settle()
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from guard.bank import Bank, Rules
 from guard.boundary import Boundary
 from guard.checkpoints import Stateful
 from guard.clock import Clock
-from guard.diagnosis import Inquiry
 from guard.durable import Durable
 from guard.errors import GuardError, RankLostError, TrainingStopped
+from guard.examining import Examining
 from guard.incidents import IncidentLog
-from guard.incidents.diagnose import Diagnosis
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
 from guard.preemption import Preemption
@@ -36,6 +34,7 @@ from guard.run.iteration import Iteration
 from guard.run.live import LiveRun
 from guard.signals import Deep, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
+from guard.summary import summarise
 from guard.supply import Supply
 from guard.together import Together
 from guard.types import Incident, Mode, Signals
@@ -59,7 +58,7 @@ class Guard:
         together: agrees with the other ranks; None: there are none.
         files, history: where the run is journaled, and its recent ticks.
         doing: for the heartbeat: start, data, step, paused, end, or what the loop says.
-        inquiry: finds the cause of a fault; quiet: it is at it, and what the run does is not its own.
+        inquiry: finds the cause of a fault; examining: the loop's part in that.
         closed, pid: it has ended; the process it belongs to.
         preemption: listens for SIGTERM where checkpoints go to disk; else None.
     """
@@ -105,14 +104,9 @@ class Guard:
         self.files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self.doing), ranks.rank)
         self.report = Reporter(self.files, lambda: (self.live.tick, self.live.step), earlier)
         banks = [slot.bank for slot in self.slots]
-        self.inquiry = Inquiry(
-            self.live,
-            clock,
-            read=self._read_experiment,
-            real_update=self._real_update,
-            quiet=self._quiet,
-            failed=self.report.failure,
-        )
+        self.clock = clock
+        self.examining = Examining(self, self._clock_slot)
+        self.inquiry = self.examining.inquiry
         self.responder = Responder(
             rules,
             self.live,
@@ -138,15 +132,13 @@ class Guard:
         self.refused: list[tuple[str, str]] = []
         self.preemption: Preemption | None = None
         self.together = Together(self, ranks, replicas_every) if ranks.world > 1 else None
-        self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
         captures = any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung)
         if captures or (self.acting and self.responder.examines):
             self.live.iteration = Iteration(everything=captures)
         self._metrics: dict[str, float] | None = None
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
-        self._leaving = self._scaler_disagrees = self.quiet = False
-        self._held: Signals | None = None  # of a tick that waits for its cause
+        self._leaving = self._scaler_disagrees = False
         self.closed = False
         self.pid = os.getpid()
         self.supply = Supply(self)
@@ -216,7 +208,7 @@ class Guard:
 
     def log(self, **metrics: float) -> None:
         """Numbers that detectors can use, e.g. ``val_loss``. The state of the lowest `val_loss` is kept as *best*."""
-        if self.supply.taking_up or self.quiet:
+        if self.supply.taking_up or self.examining.quiet:
             return  # of a pass that an earlier process has made, or of an experiment
         values = {k: float(v) for k, v in metrics.items()}
         self._metrics = {**(self._metrics or {}), **values}
@@ -272,16 +264,8 @@ class Guard:
         return self.attachment.on
 
     def summary(self) -> dict[str, Any]:
-        """The run so far in a few numbers."""
-        losses = [row[2] for row in self.history.rows if math.isfinite(row[2])]
-        return {
-            "steps": self.step,
-            "ticks": self.tick,
-            "last_loss": losses[-1] if losses else None,
-            "best_val_loss": self.boundary.best if math.isfinite(self.boundary.best) else None,
-            "incidents": len(self.incidents),
-            "resolved": sum(i.status == "resolved" for i in self.incidents),
-        }
+        """The run so far: steps, losses, incidents by cause, what was repaired, recent gradient norms."""
+        return summarise(self)
 
     # ---- one step, exactly
 
@@ -396,10 +380,7 @@ class Guard:
         hits = bank.flagged = bank.score(s)
         if hits or live.tick >= self.responder.due:
             if not self.responder.respond(hits, self._where_nonfinite(s), s.loss, may_wait=True):
-                live.leave_out()
-                slot.optimizer._opt_called = True  # type: ignore[attr-defined] # as for any step left out
-                self.supply.ticked = True
-                self._held = copy.copy(s)
+                self.examining.hold(s)
                 return False
             self._discarded = {slot}
         return self._carry_out(slot, s)
@@ -424,59 +405,15 @@ class Guard:
             live.clip_standing(s.grad_norm)
         return not live.left_out
 
-    def examine(self) -> Generator[Any, None, None]:
-        """Between two iterations: the failing step is tried again through the loop, which is handed what this yields.
-        Then what waited for its cause is decided.
+    def end_held_tick(self, slot: Slot, s: Signals) -> None:
+        """A tick that has waited for its cause, and was decided, is over.
+
+        Raises:
+            TrainingStopped: that was the decision.
         """
-        before, self.doing = self.doing, "diagnosis"
-        diagnosis = None
-        try:
-            diagnosis = yield from self.inquiry.through_loop()
-        finally:
-            self.doing = before
-            self._conclude(diagnosis)
-
-    def _conclude(self, diagnosis: Diagnosis | None) -> None:
-        """The cause is known, or will not be."""
-        held, self._held = self._held, None
-        try:
-            self.responder.conclude(diagnosis)
-            if held is not None:
-                self._discarded = {self._clock_slot}
-                self._carry_out(self._clock_slot, held)
-                self._end_tick(self._clock_slot, held)
-        except (TrainingStopped, RankLostError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
-            self.give_up(error)
-
-    def _real_update(self) -> None:
-        self._clock_slot.patch.real()
-
-    def _read_experiment(self) -> tuple[float, float]:
-        """Loss and global gradient norm of an experiment's step, unscaled."""
-        slot = self._clock_slot
-        s, kept = slot.signals, copy.copy(slot.signals)
-        slot.measure(self.live, None)
-        found = s.loss, s.grad_norm
-        for name in Signals.__slots__:
-            setattr(s, name, getattr(kept, name))
-        return found
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Nothing that the run does inside is taken for its own."""
-        attachment, deep = self.attachment, self.deep
-        guess, attachment.guess = attachment.guess, None
-        self.quiet = True
-        if deep is not None:
-            deep.asleep = True
-        try:
-            yield
-        finally:
-            self.quiet, attachment.guess = False, guess
-            if deep is not None:
-                deep.asleep = False
+        self._discarded = {slot}
+        self._carry_out(slot, s)
+        self._end_tick(slot, s)
 
     def _is_discarded(self, slot: Slot) -> bool:
         """Another optimizer of this iteration rolled it back: what this one would do is discarded with it."""

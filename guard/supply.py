@@ -40,7 +40,7 @@ class Supply:
             while True:
                 if feed.at_window_start:
                     if guard.inquiry.waits:
-                        yield from guard.examine()
+                        yield from guard.examining.examine()
                     if not self._begin_window(feed, steps):
                         return
                     if live.iteration is not None:

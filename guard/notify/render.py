@@ -9,11 +9,12 @@ import shlex
 import textwrap
 
 from guard.incidents import IncidentLog
-from guard.notify import blocks, story
+from guard.notify import blocks, story, why
 from guard.notify.message import Message, Reply
 from guard.notify.words import clean, count, cut, escape, fault, number, sentence, utc
 from guard.types import Incident
 
+TRIED = "Tried aside"
 EMOJI = {
     "firing": "🟡",
     "verifying": "🟡",
@@ -37,6 +38,8 @@ def root(log: IncidentLog, incident: Incident) -> Message:
     sections = [
         ("What happened", story.what_happened(incident)),
         ("Where it began", story.where_it_began(incident)),
+        ("Why", why.told(incident)),
+        (TRIED, why.listed(incident)),
         (
             "What the guard would have done" if incident.status == "observed" else "What the guard did",
             story.what_was_done(incident),
