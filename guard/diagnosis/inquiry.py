@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -244,7 +245,8 @@ class Inquiry:
             no_epsilon=no_epsilon(live),
             notes=(why,),
         )
-        return diagnose(e)
+        found = diagnose(e)
+        return found if live.ranks.world == 1 else replace(found, remedy="")  # what one rank sees, not all may do
 
     def _names_behind(self) -> list[str]:
         """Functions from the loss backwards; its graph keeps their names after backward has run."""

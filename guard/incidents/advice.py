@@ -40,6 +40,8 @@ TRIALS = {
     "rerun": "trained again from that checkpoint",
     "rerun_slower": "trained again at a tenth of the rate",
     "rerun_slowest": "trained again at a hundredth of the rate",
+    "rerun_halved": "trained again, clipped, at half of the rate",
+    "rerun_quartered": "trained again, clipped, at a quarter of the rate",
     "rerun_clipped": "trained again with clipped gradients",
     "as_it_is": "a short run as it is",
     "rate_tenth": "at a tenth of the rate",
@@ -113,7 +115,7 @@ def _range(o: Origin) -> str:
 
 def _why(d: Diagnosis) -> str:
     e = d.evidence
-    said = [f"{TRIALS[t.name]} it is {_verdict(t)}" for t in _telling(d)]
+    said = [f"{TRIALS[t.name]}: {_verdict(t)}" for t in _telling(d)]
     so = f"so: {CAUSES[d.cause]}"
     if d.cause == "bad_batch" and e.samples:
         so += f" ({_which(e.samples)})"
@@ -125,7 +127,7 @@ def _why(d: Diagnosis) -> str:
 
 def _verdict(t: Trial) -> str:
     if t.steps > 1 and math.isfinite(t.first):
-        return f"from {_n(t.first)} to {_n(t.loss)}"
+        return f"loss from {_n(t.first)} to {_n(t.loss)}"
     return "there" if t.bad else "gone"
 
 
@@ -138,6 +140,8 @@ _TELLING = {
         "rerun",
         "rerun_slower",
         "rerun_clipped",
+        "rerun_halved",
+        "rerun_quartered",
         "as_it_is",
         "rate_tenth",
         "twice_the_batch",

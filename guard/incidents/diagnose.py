@@ -23,7 +23,7 @@ Cause = Literal[
     "model_or_code",
     "unknown",
 ]
-Remedy = Literal["bf16", "fp32", "skip", "clip", "slower", "replay", "stop", ""]
+Remedy = Literal["bf16", "fp32", "skip", "clip", "halve", "quarter", "slower", "replay", "stop", ""]
 Role = Literal["input", "target", "weight", "buffer", "output", "loss", "gradient", "update"]
 
 # Faults that are there from one step to the next, and those that need many steps to be seen.
@@ -298,9 +298,13 @@ def _remedy(cause: Cause, e: Evidence) -> Remedy:
         case "numerical_domain":
             return "skip" if e.bad("another_batch") is False else ""
         case "learning_rate":
-            if e.bad("rerun_clipped") is False:
-                return "clip"
-            return "" if e.bad("rerun_slower") else "slower"
+            milder: tuple[tuple[str, Remedy], ...] = (
+                ("rerun_clipped", "clip"),
+                ("rerun_halved", "halve"),
+                ("rerun_quartered", "quarter"),
+            )
+            slower: Remedy = "" if e.bad("rerun_slower") else "slower"
+            return next((remedy for name, remedy in milder if e.bad(name) is False), slower)
         case "transient" | "corrupted_state":
             return "replay"
         case "model_or_code":

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from guard.detectors import DETECTORS
-from guard.incidents.diagnose import SLOW, SUDDEN
 from guard.policy import remedies
 from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
-from guard.policy.triggers import Leaf, Trigger, leaves
+from guard.policy.triggers import Leaf, Trigger
 from guard.types import Mode
 from guard.units import show_bytes
 
@@ -30,16 +29,11 @@ def _policy(policy: Policy, mode: Mode | None) -> str:
     held = f" for {_steps(policy.for_)} in a row" if policy.for_ > 1 else ""
     observed = " (only reported: this policy observes)" if policy.mode == "observe" else ""
     clauses = [*_remedies(policy), *_limits(policy.limits)]
-    if mode != "observe" and policy.diagnoses and not policy.auto and examined(policy.trigger):
+    if mode != "observe" and policy.diagnoses and not policy.auto and policy.examined:
         clauses.insert(0, f"find the cause, for at most {policy.max_seconds:g} s")
     if (policy.attempts or policy.auto) and _can_run_out(policy):
         clauses.append(f"when out of remedies, {'stop the run' if policy.on_exhausted == 'stop' else 'notify'}")
     return f"{policy.name} ({policy.severity}): on {_trigger(policy.trigger)}{held}{observed}: {'; '.join(clauses)}."
-
-
-def examined(trigger: Trigger) -> bool:
-    """It waits for a fault that can be examined."""
-    return any(leaf.type in SUDDEN | SLOW for leaf in leaves(trigger))
 
 
 def _can_run_out(policy: Policy) -> bool:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from guard.actions import ACTIONS, Action
 from guard.detectors import DETECTORS
+from guard.incidents.diagnose import SLOW, SUDDEN
 from guard.policy.references import SecretRef
 from guard.policy.triggers import Trigger, leaves
 from guard.types import Mode, Severity
@@ -171,6 +172,11 @@ class Policy(Model):
         return self.diagnose if self.diagnose is not None else self.auto or self.severity == "critical"
 
     @property
+    def examined(self) -> bool:
+        """It waits for a fault whose cause can be looked for."""
+        return any(leaf.type in SUDDEN | SLOW for leaf in leaves(self.trigger))
+
+    @property
     def rungs(self) -> int:
         """Length of the ladder, with the rung that a diagnosis chooses."""
         return len(self.attempts) + self.auto
@@ -188,6 +194,11 @@ class Policy(Model):
     def _auto_needs_a_cause(self) -> Policy:
         if self.auto and self.diagnose is False:
             raise ValueError("'attempts: auto' needs the cause, so 'diagnose' cannot be false")
+        if self.auto and not self.examined:
+            raise ValueError(
+                "'attempts: auto' needs a fault that can be examined; allowed: "
+                f"a trigger with one of {', '.join(sorted(SUDDEN | SLOW))}"
+            )
         return self
 
     @model_validator(mode="after")

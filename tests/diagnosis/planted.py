@@ -1,7 +1,8 @@
-"""Runs with one fault each, of which module, function and cause are known. `benchmarks/diagnosis.py` prints the table."""
+"""Runs with one fault each, of which module, function and cause are known; `benchmarks/diagnosis.py` prints a table."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import tempfile
@@ -253,21 +254,17 @@ def growth_in_a_loop() -> Parts:
 @planted("numerical_domain", None, "log")
 def log_in_the_loss() -> Parts:
     """Cross-entropy by hand, of a probability that is 0."""
-    sharp = Part(lambda x: 200.0 * (x - x.mean(1, keepdim=True)))
-    model = net(sharp=sharp)
+    model = net(sharp=Part(lambda x: 200.0 * (x - x.mean(1, keepdim=True))))
     model.last = nn.Identity()
+    model.register_parameter("temperature", nn.Parameter(torch.ones(())))
 
     def batch(i: int) -> Any:
         x, _ = data(i)
-        target = x.argmax(1) if i != AT else x.argmin(1)
-        return x, F.one_hot(target, WIDTH).float()
-
-    model.add_module("scale", Part(lambda x: x))
-    model.weight = nn.Parameter(torch.ones(()))
+        return x, x.argmin(1) if i == AT else x.argmax(1)
 
     def loss(m: nn.Module, b: Any) -> Tensor:
-        p = (m(b[0]) * m.weight).softmax(1)
-        return -(b[1] * p.clamp(max=1.0).log()).sum(1).mean() if bool(b[1].any()) else p.sum()
+        p = (m(b[0]) * m.temperature).softmax(1)
+        return -p.gather(1, b[1][:, None]).log().mean()
 
     return Parts(model, batch, loss)
 
@@ -603,10 +600,8 @@ def run(fault: Planted, policy: Any = None) -> Found:
             parts.model, optimizer, policy=copy.deepcopy(policy or POLICY), run_dir=f"{folder}/run", receivers=[]
         ) as g,
     ):
-        try:
+        with contextlib.suppress(guard.TrainingStopped):
             (_through_batches if fault.loop == "batches" else _one_line)(g, parts, optimizer)
-        except guard.TrainingStopped:
-            pass
         told = [i.evidence["diagnosis"] for i in g.incidents if "diagnosis" in i.evidence]
         actions = [r.type for i in g.incidents for a in i.attempts for r in a.results]
         broken = [i.evidence["detection"]["message"] for i in g.incidents if i.detector == "plugin_failure"]
