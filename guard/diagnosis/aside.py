@@ -18,7 +18,8 @@ from guard.clock import Clock
 from guard.diagnosis import samples
 from guard.diagnosis.bench import NO_TIME, Steps
 from guard.diagnosis.looks import look, sound, tensors
-from guard.diagnosis.probe import Probe, bare
+from guard.diagnosis.models import bare
+from guard.diagnosis.probe import Probe
 from guard.diagnosis.subject import Subject
 from guard.incidents.diagnose import DOMAIN, Look, Origin, Trial
 from guard.run.live import LiveRun
@@ -39,8 +40,6 @@ class AsideBench:
     Attributes:
         origin, output, rows: as in `LoopBench`.
     """
-
-    through_loop = False
 
     def __init__(self, live: LiveRun, subject: Subject, clock: Clock, seconds: float) -> None:
         self._live, self._subject, self._clock = live, subject, clock

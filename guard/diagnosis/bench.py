@@ -58,8 +58,6 @@ class LoopBench:
         rows: samples of the batch that were not finite where it found that.
     """
 
-    through_loop = True
-
     def __init__(
         self,
         live: LiveRun,

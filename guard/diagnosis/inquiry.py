@@ -15,8 +15,8 @@ from guard.clock import Clock
 from guard.diagnosis import samples
 from guard.diagnosis.aside import AsideBench
 from guard.diagnosis.bench import LoopBench
+from guard.diagnosis.models import without_a_step
 from guard.diagnosis.plan import examine, no_epsilon
-from guard.diagnosis.probe import without_a_step
 from guard.diagnosis.subject import Subject
 from guard.incidents.diagnose import SLOW, SUDDEN, Diagnosis, Evidence, diagnose
 from guard.policy.schema import Policy

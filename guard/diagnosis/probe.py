@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,35 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from guard.diagnosis import functions
 from guard.diagnosis.looks import look, sound, span, tensors
+from guard.diagnosis.models import bare, eager, is_mask
 from guard.incidents.diagnose import Look, Origin, Role
 
 _SHOWN = 5  # looks before the first bad one
 _MOST = 50_000  # functions that are remembered
 _INPUTS = 4  # of a function that are looked at
-# What puts -inf where it is wanted.
-_MASKS = frozenset({"masked_fill", "where", "full", "full_like", "fill", "new_full", "triu", "tril", "tensor"})
-# What only moves or converts numbers.
-_MOVES = frozenset(
-    {
-        "to",
-        "float",
-        "half",
-        "bfloat16",
-        "double",
-        "type",
-        "view",
-        "reshape",
-        "expand",
-        "transpose",
-        "permute",
-        "squeeze",
-    }
-    | {"unsqueeze", "cat", "stack", "chunk", "split", "flatten", "contiguous", "clone", "detach", "getitem", "t", "cpu"}
-    | {"select", "index_select", "gather", "cuda"}
-)
-_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})  # attributes that are tensors of the same numbers
-_ARITHMETIC = {"truediv": "div", "floordiv": "div", "rtruediv": "div", "itruediv": "div", "rdiv": "div"}
+_OUTSIDE = "\0"  # in place of a module's path: not in the model
 
 
 @dataclass(slots=True)
@@ -94,6 +73,8 @@ class Probe(TorchFunctionMode):
         self._sound: set[int] = set()
         self._chains: dict[tuple[str, str], list[float]] = {}
         self._inside = self._looking = False
+        self._found: Origin | None = None
+        self._birth: Tensor | None = None
         self.outputs: list[Tensor] = []
         self.loss: Tensor | None = None
         self.on = self._pushed = False
@@ -105,9 +86,8 @@ class Probe(TorchFunctionMode):
         for module, name in self._names.items():
             self._undo.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True).remove)
             self._undo.append(module.register_forward_hook(self._leave(name), always_call=True).remove)
-        self._undo.append(_eager())
-        self._look_at_batch()
-        self._look_at_state()
+        self._undo.append(eager())
+        self._look_at_what_stands()
         self.on = self._pushed = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -116,8 +96,6 @@ class Probe(TorchFunctionMode):
         with self._aside():
             self._found = self.origin()
         self.stop()
-
-    _found: Origin | None = None
 
     def stop(self) -> None:
         """Takes everything off; may be called twice."""
@@ -173,67 +151,55 @@ class Probe(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         try:
-            if (
-                self.on
-                and not self._looking
-                and len(self._looks) < _MOST
-                and func.__name__ not in ("__get__", "backward")
-            ):
-                self._see(func.__name__, args, kwargs or {}, out)
+            if self.on and not self._looking and len(self._looks) < _MOST and (name := functions.called(func)):
+                self._see(name, args, kwargs or {}, out)
         except Exception:  # noqa: BLE001 - what cannot be looked at is not seen; it belongs to somebody's training step
             self._kept.append(func)
         return out
 
     def _see(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name[:3] == "__i"
-        made = [t for _, t in tensors(args[0] if in_place and args else out)]
-        op = name.strip("_")
-        op = _ARITHMETIC.get(op, op)
+        made = [t for _, t in tensors(args[0] if functions.in_place(name) and args else out)]
         given = [t for _, t in tensors((args, kwargs))]
-        self._note(op, self._stack[-1] if self._stack else "", made, given)
+        self._note(functions.told(name), self._stack[-1] if self._stack else "", made, given)
 
     def _note(self, op: str, path: str, made: list[Tensor], given: list[Tensor]) -> None:
+        """A function was called; what it made is looked at."""
+        outside = not self._stack
+        role: Role = "loss" if outside and self._inside else "output"
         for t in made:
             found = span(t)
             if found is None:
                 continue
-            outside = not self._stack
-            role: Role = "loss" if outside and self._inside else "output"
             if t.grad_fn is not None:
-                self._where[t.grad_fn] = (path, op) if not outside else ("\0", op)
-            fine = found[0] - found[0] == 0.0 and found[1] - found[1] == 0.0
-            if op not in _MOVES:
+                self._where[t.grad_fn] = (_OUTSIDE if outside else path, op)
+            if op not in functions.MOVES:
                 self._chains.setdefault((path, op), []).append(max(abs(found[0]), abs(found[1])))
-            if fine:
+            if math.isfinite(found[0]) and math.isfinite(found[1]):
                 self._looks.append(look(role, path, t, op, found))
                 continue
-            self._kept.append(t)
             call = _Call(look(role, path, t, op), len(self._looks), t.detach(), tuple(given[:_INPUTS]), outside=outside)
             for source in given:
-                if source is t and id(t) not in self._made:
-                    continue
                 maker = self._made.get(id(source))
-                if maker is not None and not sound(source):
+                if (source is t and maker is None) or source.data_ptr() in self._sound or sound(source):
+                    continue
+                if maker is not None:
                     call.parents.append(maker)
-                elif maker is None and source.data_ptr() not in self._sound and not sound(source):
+                else:
                     call.leaves.append(source)
-            only_inf = found[0] == found[0] and found[1] == found[1]
-            call.masks = only_inf and (
-                op in _MASKS
-                or (
-                    (op in _ARITHMETIC or op in ("add", "mul", "sub", "radd", "rmul") or op in _MOVES)
-                    and bool(call.parents or call.leaves)
-                    and all(p.masks for p in call.parents)
-                    and all(self._is_mask(leaf) for leaf in call.leaves)
-                )
-            )
+            call.masks = not any(map(math.isnan, found)) and (op in functions.MASKS or self._still_mask(op, call))
+            self._kept.append(t)
             self._made[id(t)] = call
+
+    def _still_mask(self, op: str, call: _Call) -> bool:
+        """Its infinities come from masks, and are carried on only."""
+        whole = all(p.masks for p in call.parents) and all(self._is_mask(leaf) for leaf in call.leaves)
+        return op in functions.KEEPS_MASKS and bool(call.parents or call.leaves) and whole
 
     def _is_mask(self, leaf: Tensor) -> bool:
         """Infinities of a buffer or of a constant, without NaN: they are meant."""
         found = span(leaf)
         given = isinstance(leaf, nn.Parameter) or any(leaf.data_ptr() == t.data_ptr() for _, t in self._batches)
-        return found is not None and found[0] == found[0] and found[1] == found[1] and not given
+        return found is not None and not any(map(math.isnan, found)) and not given
 
     # ---- backward
 
@@ -246,7 +212,7 @@ class Probe(TorchFunctionMode):
     def _watch(self, given: Any) -> None:
         found = [t for _, t in tensors(given)]
         self.loss = found[0] if len(found) == 1 else self.loss
-        todo = [(t.grad_fn, ("\0", "")) for t in found if t.grad_fn is not None]
+        todo = [(t.grad_fn, (_OUTSIDE, "")) for t in found if t.grad_fn is not None]
         seen: set[Any] = set()
         while todo:
             node, place = todo.pop()
@@ -270,30 +236,25 @@ class Probe(TorchFunctionMode):
             bad = next((g for g in outgoing if isinstance(g, Tensor) and not sound(g)), None)
             came = tuple(g for g in incoming if isinstance(g, Tensor))
             if bad is not None and all(map(sound, came)):
-                op = re.sub(r"Backward\d*$", "", name)
-                op = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op).lower()
-                self._backward = (node, place[0], op, came, bad.detach())
+                self._backward = (node, place[0], functions.of_node(name), came, bad.detach())
 
         return passed
 
     # ---- what stands still
 
-    def _look_at_batch(self) -> None:
-        for name, t in self._batches:
-            found = span(t)
-            if found is not None:
-                bad = found[0] - found[0] != 0.0 or found[1] - found[1] != 0.0
-                self._looks.append(look("input", name, t, "", None if bad else found))
-
-    def _look_at_state(self) -> None:
-        named: list[tuple[Role, str, Tensor]] = [("weight", n, p) for n, p in self._model.named_parameters()]
+    def _look_at_what_stands(self) -> None:
+        """Batch, weights, buffers, as they are before the step."""
+        named: list[tuple[Role, str, Tensor]] = [("input", n, t) for n, t in self._batches]
+        named += [("weight", n, p) for n, p in self._model.named_parameters() if not nn.parameter.is_lazy(p)]
         named += [("buffer", n, b) for n, b in self._model.named_buffers()]
         for role, name, t in named:
-            if not nn.parameter.is_lazy(t) and (found := span(t)) is not None:
-                bad = found[0] - found[0] != 0.0 or found[1] - found[1] != 0.0
-                self._looks.append(look(role, name, t, "", None if bad else found))
-                if not bad:
-                    self._sound.add(t.data_ptr())  # whatever a forward pass makes of a buffer
+            found = span(t)
+            if found is None:
+                continue
+            fine = math.isfinite(found[0]) and math.isfinite(found[1])
+            self._looks.append(look(role, name, t, "", found if fine else None))
+            if fine and role != "input":
+                self._sound.add(t.data_ptr())  # whatever a forward pass makes of a buffer
 
     # ---- the verdict
 
@@ -305,7 +266,7 @@ class Probe(TorchFunctionMode):
             made = self._made.get(id(self.loss))
             return self._leaf([self.loss]) if made is None else self._follow(made)
         if self._backward is not None:
-            odd = next(((n, t) for n, t in self._batches if not sound(t) and not _is_mask(t)), None)
+            odd = next(((n, t) for n, t in self._batches if not sound(t) and not is_mask(t)), None)
             return self._of_backward(*self._backward) if odd is None else self._leaf([odd[1]])
         bad = [
             c
@@ -320,22 +281,13 @@ class Probe(TorchFunctionMode):
         return None
 
     def bad_rows(self, size: int) -> list[int]:
-        """Samples of a batch of `size` whose numbers were not finite where it was born; empty: not known, or all.
-
-        Walks from the birth towards the loss while tensors still have a row per sample.
-        """
-        found: Iterable[Tensor] = ()
-        if self._birth is not None:
-            found = [self._birth]
-        for t in found:
-            if t.dim() and t.shape[0] and t.shape[0] % size == 0:
-                rows = ~torch.isfinite(t.reshape(size, -1)).all(1)
-                chosen = rows.nonzero().flatten().tolist()
-                if len(chosen) < size:
-                    return [int(i) for i in chosen]
-        return []
-
-    _birth: Tensor | None = None
+        """Samples of a batch of `size` whose numbers are not finite where it was born; empty: not known, or all."""
+        t = self._birth
+        if t is None or not t.dim() or not t.shape[0] or t.shape[0] % size:
+            return []
+        rows = ~torch.isfinite(t.reshape(size, -1)).all(1)
+        chosen = [int(i) for i in rows.nonzero().flatten().tolist()]
+        return chosen if len(chosen) < size else []
 
     def _follow(self, call: _Call) -> Origin:
         """Back to the call whose inputs were all in order, or to a bad tensor that no call made."""
@@ -343,8 +295,8 @@ class Probe(TorchFunctionMode):
         while True:
             seen.add(id(call))
             leaves = [t for t in call.leaves if not self._is_mask(t)]
-            if leaves and (leaf := self._leaf(leaves)) is not None:
-                return leaf
+            if leaves:
+                return self._leaf(leaves)
             earlier = [p for p in call.parents if not p.masks and id(p) not in seen]
             if not earlier:
                 break
@@ -354,27 +306,26 @@ class Probe(TorchFunctionMode):
         calls, growth = self._loop(call.look)
         return Origin(call.look, False, inputs, self._before(call.index), calls, growth, call.outside)
 
-    def _leaf(self, found: list[Tensor]) -> Origin | None:
+    def _leaf(self, found: list[Tensor]) -> Origin:
         """A bad tensor that was there before the step: of the batch, a weight, a buffer."""
         for t in found:
             for name, of_batch in self._batches:
                 if of_batch.data_ptr() == t.data_ptr():
-                    role: Role = "input" if t.data_ptr() in self._fed or not self._fed else "target"
+                    given: Role = "input" if t.data_ptr() in self._fed or not self._fed else "target"
                     self._birth = of_batch
-                    return Origin(look(role, name, of_batch), before=self._before_named(name))
-            for name, p in self._model.named_parameters():
-                if p.data_ptr() == t.data_ptr():
-                    return Origin(look("weight", name, p), before=self._before_named(name))
-            for name, b in self._model.named_buffers():
-                if b.data_ptr() == t.data_ptr():
-                    return Origin(look("buffer", name, b), before=self._before_named(name))
+                    return Origin(look(given, name, of_batch), before=self._before_named(name))
+            state: list[tuple[Role, str, Tensor]] = [("weight", n, p) for n, p in self._model.named_parameters()]
+            state += [("buffer", n, b) for n, b in self._model.named_buffers()]
+            for role, name, standing in state:
+                if standing.data_ptr() == t.data_ptr():
+                    return Origin(look(role, name, standing), before=self._before_named(name))
         t = found[0]
         self._birth = t
         return Origin(look("input", "a tensor from elsewhere", t), before=self._before(0))
 
     def _of_backward(self, node: Any, path: str, op: str, came: tuple[Tensor, ...], bad: Tensor) -> Origin:
         self._birth = bad
-        outside = path == "\0"
+        outside = path == _OUTSIDE
         called = self._where.get(node, ("", ""))[1]
         first = look("loss" if outside else "output", "" if outside else path, bad, called or op)
         inputs = tuple(look("gradient", "", g) for g in came[:_INPUTS])
@@ -396,40 +347,3 @@ class Probe(TorchFunctionMode):
     def _before_named(self, name: str) -> tuple[Look, ...]:
         index = next((i for i, seen in enumerate(self._looks) if seen.name == name), len(self._looks))
         return self._before(index)
-
-
-def without_a_step(model: nn.Module) -> Origin | None:
-    """What is not finite without any step being tried: a weight, else a buffer, else a gradient."""
-    model = bare(model)
-    named = [(n, p) for n, p in model.named_parameters() if not nn.parameter.is_lazy(p)]
-    standing: list[tuple[Role, str, Tensor]] = [("weight", n, p) for n, p in named]
-    standing += [("buffer", n, b) for n, b in model.named_buffers() if math.isnan(float(b.sum())) or not _is_mask(b)]
-    standing += [("gradient", n, p.grad) for n, p in named if p.grad is not None]
-    bad = next(((role, n, t) for role, n, t in standing if not sound(t)), None)
-    return None if bad is None else Origin(look(*bad), backward=bad[0] == "gradient")
-
-
-def _is_mask(t: Tensor) -> bool:
-    """Most of it is -inf or 0, as of an attention mask."""
-    return t.dim() > 1 and bool(((t == 0) | (t == -math.inf)).all())
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The model without what DDP and torch.compile wrap around it."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _eager() -> Callable[[], None]:
-    """Compiled functions run as they are written, so that what they do is seen. Nothing where nothing was compiled."""
-    import sys
-
-    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
-        return lambda: None
-    stance = torch.compiler.set_stance("force_eager")
-    return lambda: stance.__exit__(None, None, None)

@@ -95,7 +95,8 @@ def _where(e: Evidence) -> str:
         case "update":
             return f"The update of `{first.name}` made it non-finite, from finite gradients ({facts})."
         case _:
-            place = "in the loss" if o.outside else f"in `{first.name or 'the model itself'}`"
+            behind = "in the loss" if first.role == "loss" else "in the loop, before the model"
+            place = behind if o.outside else f"in `{first.name or 'the model itself'}`"
     made = f" by `{first.op}`" if first.op else ""
     return f"It was born {place}{made}, {how} ({facts}){_range(o)}."
 
