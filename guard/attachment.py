@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -89,15 +88,13 @@ class Attachment:
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A forward pass begins; for a loop that only calls `attach`, a training pass is the iteration boundary."""
         live = self._live
-        if self._guard.examining.quiet and live.feed is None:
-            return None
         if self.boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
-            self.boundary_due = False
-            if self._live.feed is None:
+            if live.feed is None and not self._guard.examining.quiet:
                 self._guard.doing = "step"
                 self._guard.cross_boundary()
                 if live.iteration is not None:
                     live.iteration.begin()
+            self.boundary_due = False
         if live.feed is None and live.iteration is not None and torch.is_grad_enabled():
             live.iteration.called(module, args, kwargs)
         inputs = live.precision.before_forward(module, args)
@@ -133,8 +130,6 @@ class Attachment:
         if self.listening:
             for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
                 if tensor.numel() == 1:
-                    if self._live.iteration is not None:
-                        self._guard.inquiry.loss = weakref.ref(tensor)
                     for slot in self._guard.slots:
                         slot.loss.hear(tensor)
 
@@ -143,6 +138,7 @@ class Attachment:
         if self.guess is not None:
             for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
                 self.guess.look(tensor)
+                self._guard.inquiry.meet(tensor)
 
     def reloading(self) -> None:
         """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from guard.diagnosis import Inquiry
@@ -47,7 +47,7 @@ class Examining:
         guard = self._guard
         guard.live.leave_out()
         self._slot.optimizer._opt_called = True  # type: ignore[attr-defined] # as for any step left out
-        guard.supply.ticked = True
+        guard.supply.ticked = guard.diverted = True
         self._held = copy.copy(s)
 
     def examine(self) -> Generator[Any, None, None]:
@@ -58,7 +58,7 @@ class Examining:
             TrainingStopped: that is what was decided.
         """
         guard = self._guard
-        before, guard.doing = guard.doing, "diagnosis"
+        before, guard.doing, guard.diverted = guard.doing, "diagnosis", True
         diagnosis = None
         try:
             diagnosis = yield from self.inquiry.through_loop()
@@ -71,17 +71,23 @@ class Examining:
             guard.doing = before
         self._conclude(diagnosis)
 
+    def take_step(self, closure: Callable[[], Any] | None, *, overflow: bool = False) -> Any:
+        """The loop has come to its update, in an experiment, or once more in an iteration that is left out."""
+        loss = None if closure is None else closure()
+        if self.inquiry.busy:
+            self.inquiry.take_step(overflow=overflow)
+        return loss
+
     def give_up(self) -> None:
         """The loop is over: what waits for a cause is decided without one."""
         self.inquiry.drop()
-        if self._held is not None:
-            with contextlib.suppress(TrainingStopped):
-                self._conclude(None)
+        with contextlib.suppress(TrainingStopped):
+            self._conclude(None)
 
     def _conclude(self, diagnosis: Diagnosis | None) -> None:
         """The cause is known, or will not be."""
         guard, held = self._guard, self._held
-        self._held = None
+        self._held, guard.diverted = None, False
         try:
             guard.responder.conclude(diagnosis)
             if held is not None:

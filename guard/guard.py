@@ -58,7 +58,7 @@ class Guard:
         together: agrees with the other ranks; None: there are none.
         files, history: where the run is journaled, and its recent ticks.
         doing: for the heartbeat: start, data, step, paused, end, or what the loop says.
-        inquiry: finds the cause of a fault; examining: the loop's part in that.
+        inquiry: finds the cause of a fault; examining: the loop's part in that; diverted: steps are its own.
         closed, pid: it has ended; the process it belongs to.
         preemption: listens for SIGTERM where checkpoints go to disk; else None.
     """
@@ -138,7 +138,7 @@ class Guard:
             self.live.iteration = Iteration(everything=captures)
         self._metrics: dict[str, float] | None = None
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
-        self._leaving = self._scaler_disagrees = False
+        self._leaving = self._scaler_disagrees = self.diverted = False
         self.closed = False
         self.pid = os.getpid()
         self.supply = Supply(self)
@@ -272,17 +272,12 @@ class Guard:
     def take_step(self, slot: Slot, closure: Callable[[], Any] | None) -> Any:
         """What `optimizer.step` is while the guard is attached."""
         slot.called = True
-        if self.inquiry.busy:
-            self.inquiry.take_step()
-            return None
-        if self.responder.holds():
-            return None  # a second step of an iteration that is left out
+        if self.diverted:
+            return self.examining.take_step(closure)
         result = None if closure is None else self._run_closure(slot, closure)
         try:
             s = self._measure(slot)
             accepted = self._judge(slot, s)
-            if self.responder.holds():
-                return result  # the tick ends when its cause is known
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
@@ -295,13 +290,15 @@ class Guard:
         if accepted:
             result = self._update(slot, closure, result)
             slot.bank.learn(s)
+        elif self.responder.holds():
+            return result  # the tick ends when its cause is known
         self._end_tick(slot, s)
         return result
 
     def take_overflow(self, slot: Slot) -> None:
         """A tick in which the loss scaler left the step out."""
-        if self.inquiry.busy:
-            self.inquiry.take_step(overflow=True)
+        if self.diverted:
+            self.examining.take_step(None, overflow=True)
             return
         try:
             s = self._measure(slot, overflow=self.live.scaling)
@@ -383,11 +380,6 @@ class Guard:
                 self.examining.hold(s)
                 return False
             self._discarded = {slot}
-        return self._carry_out(slot, s)
-
-    def _carry_out(self, slot: Slot, s: Signals) -> bool:
-        """The rest of the judgement, once the policies have had their say; False: this update must not run."""
-        live, bank = self.live, slot.bank
         if bank.failed:
             self._report_failures(bank)
         if self.together is None and self.files.requested():
@@ -412,7 +404,12 @@ class Guard:
             TrainingStopped: that was the decision.
         """
         self._discarded = {slot}
-        self._carry_out(slot, s)
+        if slot.bank.failed:
+            self._report_failures(slot.bank)
+        if self.live.paused_for is not None:
+            self._pause()
+        if self.live.stopping:
+            raise self.report.training_stopped()
         self._end_tick(slot, s)
 
     def _is_discarded(self, slot: Slot) -> bool:

@@ -32,6 +32,11 @@ class RngState:
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return cls(None, None, torch.default_generator.get_state(), cuda)
 
+    def alike(self, other: RngState) -> bool:
+        """Torch would draw the same."""
+        cuda = len(self.cuda) == len(other.cuda) and all(map(torch.equal, self.cuda, other.cuda))
+        return cuda and torch.equal(self.cpu, other.cpu)
+
     def restore(self) -> None:
         """Puts back what was captured."""
         if self.python is not None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from guard.checkpoints import Snapshot
+from guard.checkpoints import RngState, Snapshot, Surroundings
 from guard.clock import Clock
 from guard.diagnosis import samples
 from guard.diagnosis.looks import look, sound, tensors
@@ -76,6 +76,7 @@ class LoopBench:
         self._group = 1  # windows per update
         self._clip: float | None = None  # norm
         self._held: list[list[torch.Tensor | None]] = []
+        self._schedule: Surroundings | None = None
         self._probe: Probe | None = None
         self.origin: Origin | None = None
         self.output: Look | None = None
@@ -183,7 +184,7 @@ class LoopBench:
 
     def _begin(self, snapshot: Snapshot) -> None:
         self._live.put(snapshot)
-        self._held = []
+        self._held, self._schedule = [], None
 
     def _step(
         self,
@@ -262,6 +263,7 @@ class LoopBench:
                     return Trial(name, None, steps=len(losses), note=NO_TIME, seconds=self._clock.monotonic() - began)
                 self.reading = Reading()
                 self._first_backward = bool(losses)
+                self._hold_schedule(snapshot, len(losses))
                 for batch in batches:
                     yield samples.fresh(batch)
                 r = self.reading
@@ -281,6 +283,14 @@ class LoopBench:
         ends = (losses[:edge], losses[-edge:]) if not until_back else (losses[:1], losses[-1:])
         first, last = (sum(part) / len(part) if part else math.nan for part in ends)
         return Trial(name, bad, last, norm, first, len(losses), self._clock.monotonic() - began)
+
+    def _hold_schedule(self, snapshot: Snapshot, done: int) -> None:
+        """No scheduler is brought further than the run itself has been: what is beyond may be an error to it."""
+        state, last = self._live.state, max(0, self._subject.step - snapshot.step)
+        if done == last:
+            self._schedule = state.surroundings()
+        elif done > last and self._schedule is not None:
+            state.put_surroundings(replace(self._schedule, rng=RngState.capture()))
 
     def _before_backward(self, _: Any) -> None:
         """In the first backward pass of a step all gradients should have been cleared."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from guard.clock import Clock
 from guard.diagnosis import samples
 from guard.diagnosis.aside import AsideBench
 from guard.diagnosis.bench import LoopBench
+from guard.diagnosis.functions import of_node
 from guard.diagnosis.models import without_a_step
 from guard.diagnosis.plan import examine, no_epsilon
 from guard.diagnosis.subject import Subject
@@ -40,7 +40,7 @@ class Inquiry:
         failed: told of an exception; the diagnosis is given up, the run goes on.
 
     Attributes:
-        loss: what backward was called on last, in a loop that only calls `attach`.
+        waits: a failing step is noted, and is to be examined through the loop.
         by_closure: forward and backward happen inside of the optimizer's step.
     """
 
@@ -58,18 +58,22 @@ class Inquiry:
         self._read, self._real_update, self._quiet, self._failed = read, real_update, quiet, failed
         self._subject: Subject | None = None
         self._bench: LoopBench | None = None
-        self.loss: weakref.ref[torch.Tensor] | None = None
-        self.by_closure = False
-
-    @property
-    def waits(self) -> bool:
-        """A failing step is noted, and is to be examined through the loop."""
-        return self._subject is not None
+        self._ops: list[str] = []  # functions behind the model, from the loss backwards
+        self.by_closure = self.waits = False
 
     @property
     def busy(self) -> bool:
         """The step that the loop makes now is an experiment's."""
         return self._bench is not None
+
+    def meet(self, loss: torch.Tensor) -> None:
+        """One of the first losses, before its backward pass: the functions that made it."""
+        if not self._ops and loss.grad_fn is not None:
+            todo: list[Any] = [loss.grad_fn]
+            while todo and len(self._ops) < _NODES:
+                node = todo.pop(0)
+                self._ops.append(of_node(type(node).__name__))
+                todo += [n for n, _ in node.next_functions if n is not None]
 
     def can_wait(self) -> bool:
         """The failing step can be tried again through the loop."""
@@ -105,7 +109,7 @@ class Inquiry:
                 without_a_step(live.model) if poisoned else None,
                 standing.to_plain(live),
                 live.typical_grad_norm(detection.since),
-                self._names_behind(),
+                self._ops,
             )
         except Exception as error:  # noqa: BLE001 - fail open
             self._failed("the diagnosis", error)
@@ -114,10 +118,11 @@ class Inquiry:
 
     def keep(self, subject: Subject) -> None:
         """It is examined when the loop asks for its next batch."""
-        self._subject = subject
+        self._subject, self.waits = subject, True
 
     def drop(self) -> None:
-        self._subject = None
+        """It is not examined."""
+        self._subject, self.waits = None, False
 
     def aside(self, subject: Subject) -> Diagnosis | None:
         """Examines at once, without the loop."""
@@ -139,7 +144,7 @@ class Inquiry:
 
     def through_loop(self) -> Generator[Any, None, Diagnosis | None]:
         """Examines what waits: yields the batches that the loop is to be handed for it."""
-        subject, self._subject = self._subject, None
+        subject, self._subject, self.waits = self._subject, None, False
         assert subject is not None
         if subject.state is None or not (subject.batches or subject.poisoned):
             return self._local(subject)
@@ -247,17 +252,6 @@ class Inquiry:
         )
         found = diagnose(e)
         return found if live.ranks.world == 1 else replace(found, remedy="")  # what one rank sees, not all may do
-
-    def _names_behind(self) -> list[str]:
-        """Functions from the loss backwards; its graph keeps their names after backward has run."""
-        loss = self.loss() if self.loss is not None else None
-        names: list[str] = []
-        todo = [loss.grad_fn] if loss is not None and loss.grad_fn is not None else []
-        while todo and len(names) < _NODES:
-            node = todo.pop(0)
-            names.append(type(node).__name__.partition("Backward")[0].lower().strip("_"))
-            todo += [n for n, _ in node.next_functions if n is not None]
-        return names
 
 
 def _drained(steps: Generator[Any, None, Evidence]) -> Evidence:

@@ -200,3 +200,37 @@ def test_the_next_fault_of_the_same_kind_is_not_examined_again(tmp_path: Path) -
     assert first.evidence["diagnosis"]["cause"] == "bad_batch"
     assert first.evidence["diagnosis"]["samples"] == (2,)
     assert "diagnosis" not in second.evidence
+
+
+def test_no_schedule_is_brought_further_than_the_run_has_been(tmp_path: Path) -> None:
+    """A divergence in the first steps is examined with runs longer than the whole schedule, which would be an error."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 10.0, total_steps=13, cycle_momentum=False, div_factor=1.0
+    )
+    policy = {
+        **POLICY,
+        "policies": [
+            {
+                "name": "up",
+                "severity": "critical",
+                "trigger": {"type": "divergence"},
+                "actions": [{"type": "skip_step"}],
+            }
+        ],
+    }
+    with guard.attach(
+        model, optimizer, policy=policy, scheduler=scheduler, run_dir=tmp_path / "run", receivers=[]
+    ) as g:
+        for x in g.batches(features, steps=12):
+            optimizer.zero_grad()
+            g.backward((model(x) - x[:, :1]).pow(2).mean())
+            optimizer.step()
+            scheduler.step()
+    told = [from_plain(i.evidence["diagnosis"]) for i in g.incidents if "diagnosis" in i.evidence]
+    assert told
+    assert told[0] is not None
+    assert told[0].cause == "learning_rate"
+    assert max(t.steps for t in told[0].evidence.trials) > 13
