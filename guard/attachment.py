@@ -120,9 +120,7 @@ class Attachment:
             real(*args, **kwargs)
         else:
             self._live.scaler._per_optimizer_states.clear()
-        if (
-            self._live.went_back is None and not self._guard.examining.quiet
-        ):  # else the scaler is restored again, and then it is settled
+        if self._live.went_back is None and not self._guard.examining.quiet:  # else it is restored again, then settled
             self._live.loss_scale.settle()
 
     def _heard_backward(self, tensors: Any) -> None:

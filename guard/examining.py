@@ -122,5 +122,6 @@ class Examining:
             yield
         finally:
             self.quiet, attachment.guess = False, guess
+            self._slot.loss.take(1.0)  # of an experiment that did not come to its step
             if deep is not None:
                 deep.asleep = False

@@ -123,6 +123,7 @@ class Responder:
             subject = self._inquiry.note(rules[index], fired[index], loss, poisoned=poisoned)
         if index is not None and subject is not None:
             if not self._inquiry.can_wait():
+                self._report.examining(rules[index], fired[index])
                 diagnosis, subject = self._inquiry.aside(subject), None
             elif rules[index].auto and may_wait:
                 self._inquiry.keep(subject)
