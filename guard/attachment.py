@@ -85,14 +85,20 @@ class Attachment:
 
     # ---- patches call these
 
-    def before_forward(self, module: nn.Module, args: Any) -> Any:
+    def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A forward pass begins; for a loop that only calls `attach`, a training pass is the iteration boundary."""
+        live = self._live
         if self.boundary_due and (module.training or self._lenient) and torch.is_grad_enabled():
-            self.boundary_due = False
-            if self._live.feed is None:
+            if live.feed is None and not self._guard.examining.quiet:
                 self._guard.doing = "step"
                 self._guard.cross_boundary()
-        return self._live.precision.before_forward(module, args)
+                if live.iteration is not None:
+                    live.iteration.begin()
+            self.boundary_due = False
+        if live.feed is None and live.iteration is not None and torch.is_grad_enabled():
+            live.iteration.called(module, args, kwargs)
+        inputs = live.precision.before_forward(module, args)
+        return None if inputs is None else (inputs, kwargs)
 
     def after_forward(self) -> None:
         self._live.precision.after_forward()
@@ -114,7 +120,7 @@ class Attachment:
             real(*args, **kwargs)
         else:
             self._live.scaler._per_optimizer_states.clear()
-        if self._live.went_back is None:  # else the scaler is restored again, and then it is settled
+        if self._live.went_back is None and not self._guard.examining.quiet:  # else it is restored again, then settled
             self._live.loss_scale.settle()
 
     def _heard_backward(self, tensors: Any) -> None:
@@ -130,6 +136,7 @@ class Attachment:
         if self.guess is not None:
             for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
                 self.guess.look(tensor)
+                self._guard.inquiry.meet(tensor)
 
     def reloading(self) -> None:
         """State is about to be loaded: a discarded iteration ends here, so that the load goes on top of what is

@@ -22,6 +22,7 @@ def close(guard: Guard, timeout: float, *, crashed: BaseException | bool, preemp
     """
     live, report, durable = guard.live, guard.report, guard.boundary.durable
     guard.doing = "end"
+    guard.examining.give_up()
     if preempted:
         report.write("preempted", durable=True, checkpoint=guard.boundary.save_last(GRACE / 2))
     elif guard.acting and guard.attached and not live.stopping and crashed is False:

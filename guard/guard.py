@@ -21,6 +21,7 @@ from guard.checkpoints import Stateful
 from guard.clock import Clock
 from guard.durable import Durable
 from guard.errors import GuardError, RankLostError, TrainingStopped
+from guard.examining import Examining
 from guard.incidents import IncidentLog
 from guard.incidents.rundir import RunDir
 from guard.policy import PolicySet
@@ -33,6 +34,7 @@ from guard.run.iteration import Iteration
 from guard.run.live import LiveRun
 from guard.signals import Deep, History, Row, careful_norm, nonfinite_names
 from guard.slot import Slot
+from guard.summary import summarise
 from guard.supply import Supply
 from guard.together import Together
 from guard.types import Incident, Mode, Signals
@@ -56,6 +58,7 @@ class Guard:
         together: agrees with the other ranks; None: there are none.
         files, history: where the run is journaled, and its recent ticks.
         doing: for the heartbeat: start, data, step, paused, end, or what the loop says.
+        inquiry: finds the cause of a fault; examining: the loop's part in that; diverted: steps are its own.
         closed, pid: it has ended; the process it belongs to.
         preemption: listens for SIGTERM where checkpoints go to disk; else None.
     """
@@ -101,8 +104,18 @@ class Guard:
         self.files = RunDir(run_dir, clock, lambda: (self.live.tick, self.live.step, self.doing), ranks.rank)
         self.report = Reporter(self.files, lambda: (self.live.tick, self.live.step), earlier)
         banks = [slot.bank for slot in self.slots]
+        self.clock = clock
+        self.examining = Examining(self, self._clock_slot)
+        self.inquiry = self.examining.inquiry
         self.responder = Responder(
-            rules, self.live, self.report, banks, self.history, mode=mode, opened=len(earlier.incidents)
+            rules,
+            self.live,
+            self.report,
+            banks,
+            self.history,
+            mode=mode,
+            opened=len(earlier.incidents),
+            inquiry=self.inquiry,
         )
         disk = policies.checkpoints.disk if mode == "enforce" else None
         self.boundary = Boundary(
@@ -119,13 +132,13 @@ class Guard:
         self.refused: list[tuple[str, str]] = []
         self.preemption: Preemption | None = None
         self.together = Together(self, ranks, replicas_every) if ranks.world > 1 else None
-        self.clock = clock
         self.live.errands = Errands(run_dir, clock, self.report.facts)
-        if any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung):
-            self.live.iteration = Iteration()
+        captures = any(a.type == "capture" for p in rules.policies for rung in p.attempts for a in rung)
+        if captures or (self.acting and self.responder.examines):
+            self.live.iteration = Iteration(everything=captures)
         self._metrics: dict[str, float] | None = None
         self._discarded: set[Slot] = set()  # optimizers that have stepped in an iteration that was rolled back
-        self._leaving = self._scaler_disagrees = False
+        self._leaving = self._scaler_disagrees = self.diverted = False
         self.closed = False
         self.pid = os.getpid()
         self.supply = Supply(self)
@@ -195,8 +208,8 @@ class Guard:
 
     def log(self, **metrics: float) -> None:
         """Numbers that detectors can use, e.g. ``val_loss``. The state of the lowest `val_loss` is kept as *best*."""
-        if self.supply.taking_up:
-            return  # of a pass that an earlier process has made
+        if self.supply.taking_up or self.examining.quiet:
+            return  # of a pass that an earlier process has made, or of an experiment
         values = {k: float(v) for k, v in metrics.items()}
         self._metrics = {**(self._metrics or {}), **values}
         if self.together is None:  # else once all ranks have said what they logged
@@ -251,22 +264,16 @@ class Guard:
         return self.attachment.on
 
     def summary(self) -> dict[str, Any]:
-        """The run so far in a few numbers."""
-        losses = [row[2] for row in self.history.rows if math.isfinite(row[2])]
-        return {
-            "steps": self.step,
-            "ticks": self.tick,
-            "last_loss": losses[-1] if losses else None,
-            "best_val_loss": self.boundary.best if math.isfinite(self.boundary.best) else None,
-            "incidents": len(self.incidents),
-            "resolved": sum(i.status == "resolved" for i in self.incidents),
-        }
+        """The run so far: steps, losses, incidents by cause, what was repaired, recent gradient norms."""
+        return summarise(self)
 
     # ---- one step, exactly
 
     def take_step(self, slot: Slot, closure: Callable[[], Any] | None) -> Any:
         """What `optimizer.step` is while the guard is attached."""
         slot.called = True
+        if self.diverted:
+            return self.examining.take_step(closure)
         result = None if closure is None else self._run_closure(slot, closure)
         try:
             s = self._measure(slot)
@@ -283,16 +290,22 @@ class Guard:
         if accepted:
             result = self._update(slot, closure, result)
             slot.bank.learn(s)
+        elif self.responder.holds():
+            return result  # the tick ends when its cause is known
         self._end_tick(slot, s)
         return result
 
     def take_overflow(self, slot: Slot) -> None:
         """A tick in which the loss scaler left the step out."""
+        if self.diverted:
+            self.examining.take_step(None, overflow=True)
+            return
         try:
             s = self._measure(slot, overflow=self.live.scaling)
             if self._judge(slot, s):
                 slot.bank.learn(s)
-            self._end_tick(slot, s)
+            if not self.responder.holds():
+                self._end_tick(slot, s)
         except (TrainingStopped, RankLostError):
             raise
         except Exception as error:  # noqa: BLE001 - a guard that fails must not kill the run
@@ -311,6 +324,7 @@ class Guard:
 
     def _run_closure(self, slot: Slot, closure: Callable[[], Any]) -> Any:
         """Forward and backward happen inside a closure: it runs first, so that there are gradients to judge."""
+        self.inquiry.by_closure = True
         with torch.enable_grad():
             loss = closure()
         if loss is not None:
@@ -362,7 +376,9 @@ class Guard:
             raise GuardError(f"the guard of rank {self.together.agreed.leaving[0]} has let go of the run")
         hits = bank.flagged = bank.score(s)
         if hits or live.tick >= self.responder.due:
-            self.responder.respond(hits, self._where_nonfinite(s))
+            if not self.responder.respond(hits, self._where_nonfinite(s), s.loss, may_wait=True):
+                self.examining.hold(s)
+                return False
             self._discarded = {slot}
         if bank.failed:
             self._report_failures(bank)
@@ -380,6 +396,21 @@ class Guard:
         if live.clips and not live.left_out:
             live.clip_standing(s.grad_norm)
         return not live.left_out
+
+    def end_held_tick(self, slot: Slot, s: Signals) -> None:
+        """A tick that has waited for its cause, and was decided, is over.
+
+        Raises:
+            TrainingStopped: that was the decision.
+        """
+        self._discarded = {slot}
+        if slot.bank.failed:
+            self._report_failures(slot.bank)
+        if self.live.paused_for is not None:
+            self._pause()
+        if self.live.stopping:
+            raise self.report.training_stopped()
+        self._end_tick(slot, s)
 
     def _is_discarded(self, slot: Slot) -> bool:
         """Another optimizer of this iteration rolled it back: what this one would do is discarded with it."""
@@ -475,6 +506,8 @@ class Guard:
         if self.acting and not self.attachment.watching:
             self.attachment.watch_model()
             self.boundary.history_starts = True
+            if self.responder.examines and self.live.iteration is None:
+                self.live.iteration = Iteration(everything=False)
 
     # ---- coming and going
 

@@ -114,11 +114,11 @@ def _watch(owner: Any, watcher: Any, handle: Any) -> Callable[[], None]:
     return undo
 
 
-def _before_forward(module: nn.Module, args: Any) -> Any:
+def _before_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return None  # inside a graph that is being captured there is no guard
     watcher = _watcher_of(module)
-    return None if watcher is None else watcher.before_forward(module, args)
+    return None if watcher is None else watcher.before_forward(module, args, kwargs)
 
 
 def _after_forward(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001 - torch's signature
@@ -146,8 +146,11 @@ def entry_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def watch_forward(module: nn.Module, watcher: Any) -> Callable[[], None]:
-    """Calls ``watcher.before_forward(module, args)``; its result replaces the inputs unless it is None."""
-    return _watch(module, watcher, module.register_forward_pre_hook(_before_forward, prepend=True))
+    """Calls ``watcher.before_forward(module, args, kwargs)``; its result ``(args, kwargs)`` replaces the inputs unless
+    it is None.
+    """
+    handle = module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
+    return _watch(module, watcher, handle)
 
 
 def watch_forward_end(module: nn.Module) -> Callable[[], None]:

@@ -16,8 +16,11 @@ from typing import Any
 
 from guard.errors import TrainingStopped
 from guard.incidents import IncidentLog, control
+from guard.incidents.advice import CAUSES
+from guard.incidents.diagnose import Diagnosis, to_plain
 from guard.incidents.rundir import RunDir, SignalRow
 from guard.policy import engine
+from guard.policy.schema import Policy
 from guard.types import Detection, Entry, Result, Severity
 
 _ERROR = 2000  # characters of an exception's text
@@ -103,7 +106,7 @@ class Reporter:
             durable=any(r.type in ("rollback", "stop") for r in results),
             incident=event.incident,
             rung=event.rung,
-            rungs=len(event.policy.attempts),
+            rungs=event.policy.rungs,
             repeat=event.repeat,
             escalated=event.escalated,
             would=event.would,
@@ -128,6 +131,18 @@ class Reporter:
             status=event.status,
             count=event.count,
             outcome=outcome,
+        )
+
+    def examining(self, policy: Policy, detection: Detection) -> None:
+        """Journals a fault before its incident opens, which it does when its cause is known."""
+        self.write("examining", policy=policy.name, detector=detection.detector, detection=_detection(detection))
+
+    def diagnosed(self, incident: str, diagnosis: Diagnosis) -> None:
+        self.write(
+            "incident_evidence",
+            incident=incident,
+            evidence={"diagnosis": to_plain(diagnosis)},
+            cause=CAUSES[diagnosis.cause] if diagnosis.cause != "unknown" else "",
         )
 
     # ---- what happens outside the policies

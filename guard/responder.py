@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from guard.actions import OTHER, STRENGTH
 from guard.bank import Bank, Rules
+from guard.diagnosis import Inquiry, Subject
 from guard.errors import GuardError
+from guard.incidents.diagnose import Diagnosis
 from guard.policy import engine, memory
 from guard.policy.schema import ActionSpec, Policy
 from guard.reporter import Reporter
@@ -18,6 +21,15 @@ from guard.types import Detection, Mode, Result
 
 _SHOWN = 20  # ticks of signals kept with an incident
 _CHANGES_COURSE = frozenset({"rollback", "scale_lr", "precision", "reset_optimizer", "warmup_lr", "accumulate"})
+
+
+class _Held(NamedTuple):
+    """A tick that waits for its cause, with what the engine is to be asked then."""
+
+    policy: int
+    moment: engine.Moment
+    fired: Mapping[int, Detection]
+    evidence: Mapping[str, Any]
 
 
 class Responder:
@@ -31,6 +43,7 @@ class Responder:
         history: recent ticks, for evidence.
         mode: enforce or observe.
         opened: incidents that are numbered already.
+        inquiry: examines the failing step.
 
     Attributes:
         history: as given.
@@ -47,10 +60,14 @@ class Responder:
         *,
         mode: Mode,
         opened: int,
+        inquiry: Inquiry,
     ) -> None:
         self._rules, self._live, self._report, self._banks, self.history = rules, live, report, banks, history
         self._state = engine.State.new(rules.policies, mode, opened)
         self._broken: list[object] = []  # actions that failed
+        self._inquiry = inquiry
+        self._held: _Held | None = None
+        self._examined = ""  # incident whose diagnosis is under way
         self.unclean = False
 
     @property
@@ -62,31 +79,106 @@ class Responder:
         return self._state.mode == "enforce"
 
     @property
+    def examines(self) -> bool:
+        """Some policy wants to know the cause of its incidents."""
+        return any(p.diagnoses for p in self._rules.policies)
+
+    @property
     def due(self) -> int:
         """The tick at which it must be asked even if nothing fires."""
         return self._state.due
 
-    def respond(self, hits: Mapping[int, Detection], evidence: Mapping[str, Any]) -> None:
+    def respond(
+        self,
+        hits: Mapping[int, Detection],
+        evidence: Mapping[str, Any],
+        loss: float = math.nan,
+        *,
+        may_wait: bool = False,
+    ) -> bool:
         """Lets the engine decide, and does what it decides, in its order.
 
         Args:
             hits: index of a detector -> its detection.
             evidence: kept with incidents that open now.
+            loss: of the step.
+            may_wait: the step may be left out until its cause is known.
+
+        Returns:
+            False: the policy wants to know the cause first, and the run's loop is needed for that. The update must not
+            run, and the tick is not over until `conclude` is called.
         """
         live, rules = self._live, self._rules.policies
         fired = self._rules.satisfied(hits)
         nonfinite = any(d.detector == "non_finite" for d in hits.values())
         # A state that is not finite was poisoned by the step before the one that shows it.
-        moment = engine.Moment(live.tick, live.step, live.position - (nonfinite and not live.state_finite()))
+        poisoned = nonfinite and not live.start_finite()
+        moment = engine.Moment(live.tick, live.step, live.position - poisoned)
         if fired:
             self.history.flagged.append(live.tick)
-        self._state, events = engine.advance(self._state, rules, moment, fired, self)
+        index = self._to_examine(fired, moment)
+        diagnosis: Diagnosis | None = None
+        subject: Subject | None = None
+        if index is not None:
+            subject = self._inquiry.note(rules[index], fired[index], loss, poisoned=poisoned)
+        if index is not None and subject is not None:
+            if not self._inquiry.can_wait():
+                self._report.examining(rules[index], fired[index])
+                diagnosis, subject = self._inquiry.aside(subject), None
+            elif rules[index].auto and may_wait:
+                self._inquiry.keep(subject)
+                self._held = _Held(index, moment, fired, evidence)
+                self._report.examining(rules[index], fired[index])
+                return False
+        self._decide(moment, fired, evidence, index=index, diagnosis=diagnosis, subject=subject)
+        return True
+
+    def conclude(self, diagnosis: Diagnosis | None) -> None:
+        """What was examined through the loop is known now; what waited for it is decided."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._decide(held.moment, held.fired, held.evidence, index=held.policy, diagnosis=diagnosis)
+        elif diagnosis is not None:
+            self._report.diagnosed(self._examined, diagnosis)
+        self._examined = ""
+
+    def holds(self) -> bool:
+        """A tick waits for its cause."""
+        return self._held is not None
+
+    def _to_examine(self, fired: Mapping[int, Detection], moment: engine.Moment) -> int | None:
+        """The policy whose incident opens now, and that wants to know the cause; those that choose by it first."""
+        rules = self._rules.policies
+        wanted = [i for i in fired if rules[i].diagnoses and engine.opens(self._state, rules, moment, i, fired[i])]
+        return min(wanted, key=lambda i: (not rules[i].auto, i), default=None)
+
+    def _decide(
+        self,
+        moment: engine.Moment,
+        fired: Mapping[int, Detection],
+        evidence: Mapping[str, Any],
+        *,
+        index: int | None,
+        diagnosis: Diagnosis | None,
+        subject: Subject | None = None,
+    ) -> None:
+        """Asks the engine, does what it says.
+
+        Args:
+            index: the policy about whose fault there is, or is to be, a diagnosis.
+            subject: what is to be examined once this is done.
+        """
+        rules = self._rules.policies
+        chosen = {} if index is None or diagnosis is None else {index: diagnosis.remedy}
+        self._state, events = engine.advance(self._state, rules, moment, fired, self, remedies=chosen)
         only_clipped, worth_keeping = True, False
         for event in events:
             match event:
                 case engine.Opened():
                     worth_keeping = True
                     self._report.opened(event, self.history.rows, _SHOWN, evidence)
+                    if index is not None and event.policy is rules[index]:
+                        self._know(event.incident, diagnosis, subject)
                 case engine.Attempted(would=True):
                     self._report.attempted(event, moment.step, [self._would(a) for a in event.actions])
                 case engine.Attempted():
@@ -98,6 +190,14 @@ class Responder:
         if worth_keeping:
             self.remember()
         self.unclean = not only_clipped or any(rules[i].severity != "info" and not _clips(rules[i]) for i in fired)
+
+    def _know(self, incident: str, diagnosis: Diagnosis | None, subject: Subject | None) -> None:
+        """The incident has its name: its diagnosis is journaled, or begins when the loop asks for its next batch."""
+        if diagnosis is not None:
+            self._report.diagnosed(incident, diagnosis)
+        elif subject is not None:
+            self._inquiry.keep(subject)
+            self._examined = incident
 
     def remember(self) -> None:
         """Journals what must outlive the process."""
@@ -136,7 +236,7 @@ class Responder:
             return f"it failed: {error}"
 
     def state_finite(self) -> bool:
-        return self._live.state_finite()
+        return self._live.start_finite()
 
     # ---- deeds
 
@@ -180,7 +280,7 @@ class Responder:
 
 
 def _clips(policy: Policy) -> bool:
-    return bool(policy.attempts) and all(_gentle(a) for rung in policy.attempts for a in rung)
+    return bool(policy.attempts) and not policy.auto and all(_gentle(a) for rung in policy.attempts for a in rung)
 
 
 def _gentle(spec: ActionSpec) -> bool:

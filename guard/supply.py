@@ -38,8 +38,12 @@ class Supply:
             return
         try:
             while True:
-                if feed.at_window_start and not self._begin_window(feed, steps):
-                    return
+                first = feed.at_window_start
+                if first:
+                    if guard.inquiry.waits:
+                        yield from guard.examining.examine()
+                    if not self._begin_window(feed, steps):
+                        return
                 guard.doing = "data"
                 try:
                     batch = feed.read()
@@ -49,7 +53,7 @@ class Supply:
                     continue
                 guard.doing = "step"
                 if live.iteration is not None:
-                    live.iteration.keep((live.tick, live.position), batch)
+                    live.iteration.keep(batch, first)
                 guard.saw(batch)
                 yield batch
         finally:

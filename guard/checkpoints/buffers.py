@@ -5,6 +5,8 @@ Buffers require no gradient, so none of this needs `torch.no_grad`, which costs 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from operator import is_
 from typing import Any
 
@@ -48,6 +50,18 @@ class ChangedBuffers:
         for counted in self._counted:
             counted.remember()
 
+    @contextlib.contextmanager
+    def as_remembered(self) -> Iterator[None]:
+        """For a moment they are as they were at the iteration boundary."""
+        parts: list[_Together | _Counted] = [*self._silent, *self._counted]
+        now = [(b, b.detach().clone()) for part in parts for b in part.now()]
+        self.put_back()
+        try:
+            yield
+        finally:
+            for buffer, value in now:
+                buffer.copy_(value)
+
     def put_back(self) -> None:
         """Undoes what the forward passes of this iteration did."""
         parts: list[_Together | _Counted] = [*self._silent, *self._counted]
@@ -69,6 +83,10 @@ class _Together:
             torch._foreach_copy_(self.copies, live)  # type: ignore[arg-type]
         else:
             self.live, self.copies = live, [b.detach().clone() for b in live]  # type: ignore[union-attr]
+
+    def now(self) -> list[Tensor]:
+        """The live ones that `put_back` changes."""
+        return [b for owner, name in self.where[: len(self.copies)] if (b := owner[name]) is not None]
 
     def put_back(self) -> None:
         for (owner, name), copy in zip(self.where, self.copies, strict=False):
@@ -95,6 +113,11 @@ class _Counted:
         else:
             self.copy.copy_(buffer)
         self.seen, self.version = buffer, buffer._version
+
+    def now(self) -> list[Tensor]:
+        """The live one, if `put_back` may change it."""
+        buffer = self.owner[self.name]
+        return [] if buffer is None or self.copy is None else [buffer]
 
     def put_back(self) -> None:
         buffer = self.owner[self.name]

@@ -26,8 +26,21 @@ class RngState:
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
 
+    @classmethod
+    def of_torch(cls) -> RngState:
+        """Torch's alone, which is what forward and backward passes draw from; cheap enough for every step."""
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        return cls(None, None, torch.default_generator.get_state(), cuda)
+
+    def alike(self, other: RngState) -> bool:
+        """Torch would draw the same."""
+        cuda = len(self.cuda) == len(other.cuda) and all(map(torch.equal, self.cuda, other.cuda))
+        return cuda and torch.equal(self.cpu, other.cpu)
+
     def restore(self) -> None:
-        random.setstate(self.python)
+        """Puts back what was captured."""
+        if self.python is not None:
+            random.setstate(self.python)
         if self.numpy is not None:
             import numpy
 

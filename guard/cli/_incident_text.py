@@ -19,7 +19,8 @@ _SHOWN = 8  # ticks before the incident
 
 def tell(run: RunStory, incident: Incident) -> None:
     """Prints all that is known of one incident."""
-    from guard.notify import story
+    from guard.notify import story, why
+    from guard.notify.render import TRIED
     from guard.notify.words import clean, fault
 
     out(wrapped(story.first_line(run.log, incident)))
@@ -34,6 +35,11 @@ def tell(run: RunStory, incident: Incident) -> None:
     _section("What happened", story.what_happened(incident).splitlines()[:1])
     out_fields(_numbers(incident))
     _rows_before(incident)
+    _section("Why", why.told(incident).splitlines())
+    if rows := why.experiments(incident):
+        out(f"\n{TRIED}")
+        out_table(("  ", "the failing step", "outcome", "numbers"), [("", *row) for row in rows])
+    _section("Looked at before it, and in order", [f"- {line}" for line in why.before(incident)])
     would = incident.status == "observed"
     _section(
         "What the guard would have done" if would else "What the guard did",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ def _draw(rows: list[dict[str, float]], incident: Incident, target: Path) -> Non
             axis.axvline(incident.closed_tick, color="#2ca02c", linewidth=1.2)
         axis.grid(alpha=0.25)
     top.set_title(f"{incident.detector} ({incident.policy}): {incident.status}", fontsize=10, loc="left")
+    if incident.cause:
+        label = textwrap.shorten(incident.cause, 60)
+        at = (incident.opened_tick, 0.06)
+        top.annotate(
+            label,
+            at,
+            xytext=(4, 0),
+            textcoords="offset points",
+            xycoords=top.get_xaxis_transform(),
+            fontsize=8,
+            color="#d62728",
+        )
     bottom.plot([], [], color="#d62728", label="fired")
     bottom.plot([], [], color="#ff7f0e", linestyle=":", label="attempt")
     if incident.status == "resolved":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import socket
@@ -62,6 +63,7 @@ class RunDir:
 
     Attributes:
         segment: how often the run had been resumed before; a column of signals.csv.
+        lowest_loss: of the rows taken so far; infinite: none was finite.
 
     Raises:
         RunDirError: another live guard owns the directory.
@@ -79,6 +81,7 @@ class RunDir:
         self._lease = Lease(path / "owner.json", clock)
         self.seq = 0
         self.segment = 0
+        self.lowest_loss = math.inf
         self.rows: deque[SignalRow] = deque(maxlen=_MAX_ROWS)  # appended by the step, taken by the writer
         self._control = str(path / "control")
         self._control_seen = 0
@@ -273,6 +276,7 @@ class RunDir:
         if self._pending:
             self._flush_pending()
         rows = [self.rows.popleft() for _ in range(len(self.rows))]
+        self.lowest_loss = min([self.lowest_loss, *(row[2] for row in rows if math.isfinite(row[2]))])
         if rows and not self.rank:
             self._attempt("signals.csv", lambda: self._append_signals(rows))
         beat = self._beat()

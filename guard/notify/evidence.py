@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 from guard.incidents import IncidentLog, plot, read_story
-from guard.notify import render
+from guard.notify import render, why
+from guard.notify.render import TRIED
+from guard.types import Incident
 
 _TIMEOUT = 60.0  # [s]
 
@@ -53,9 +55,19 @@ def report(log: IncidentLog, incident_id: str) -> str:
     message = render.root(log, incident)
     parts = [f"# {message.first_line}", message.headline]
     parts.append("\n".join(["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in message.fields)]))
-    parts += [f"## {title}\n\n{body}" for title, body in message.sections]
+    for title, body in message.sections:
+        shown = _experiments(incident) if title == TRIED else body
+        parts.append(f"## {title}\n\n{shown}")
     parts += ["![loss and gradient norm](plot.png)", f"`{message.command}`"]
     return "\n\n".join(parts) + "\n"
+
+
+def _experiments(incident: Incident) -> str:
+    """The table of a diagnosis, and what was looked at before the first tensor that is not finite."""
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in why.experiments(incident))
+    table = f"| the failing step | outcome | numbers |\n|---|---|---|\n{rows}"
+    seen = "\n".join(f"- {line}" for line in why.before(incident))
+    return f"{table}\n\nLooked at before it, and in order:\n\n{seen}" if seen else table
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from guard.incidents import IncidentLog
-from guard.notify import blocks, buttons, story
+from guard.notify import blocks, buttons, story, why
 from guard.notify.message import Message, Reply
 from guard.notify.words import clean, count, cut, escape, fault, nth, number, sentence, utc
 from guard.types import Entry, Incident
 
+TRIED = "Tried aside"
 EMOJI = {
     "firing": "🟡",
     "verifying": "🟡",
@@ -46,6 +47,8 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
     sections = [
         ("What happened", story.what_happened(now)),
         ("Where it began", story.where_it_began(now)),
+        ("Why", why.told(now)),
+        (TRIED, why.listed(now)),
         (
             "What the guard would have done" if now.status == "observed" else "What the guard did",
             story.what_was_done(now),

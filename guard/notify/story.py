@@ -9,6 +9,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from guard.incidents import IncidentLog
+from guard.notify import why
 from guard.notify.words import as_float, clean, count, cut, fault, number, sentence, signal
 from guard.types import SEVERITIES, Attempt, Incident, Severity
 
@@ -243,7 +244,7 @@ def where_it_began(incident: Incident) -> str:
             if before <= 0
             else sentence(f"{_step_at(incident, since)}{count(before, 'step')} before it was seen")
         )
-    if incident.cause:
+    if incident.cause and not why.told(incident):
         lines.append(f"Cause: {clean(incident.cause).rstrip('.')}.")
     return "\n".join(lines)
 

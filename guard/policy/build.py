@@ -22,7 +22,8 @@ from guard.registry import Registry
 T = TypeVar("T")
 
 SET_KEYS = ("version", "name", "extends", "mode", "deliver", "checkpoints", "policies", "receivers")
-POLICY_KEYS = tuple("actions" if key == "repeats" else key for key in keys(Policy))
+POLICY_KEYS = tuple("actions" if key == "repeats" else key for key in keys(Policy) if key != "auto")
+AUTO = "auto"  # in place of an attempt: the cause chooses
 SECRETS = frozenset({"token", "webhook_url", "url", "secret"})
 _EVERY_RECEIVER = ("type", "min_severity", "mention", "remind_every", "escalate", "lifecycle")
 RECEIVER_KEYS = {
@@ -30,6 +31,12 @@ RECEIVER_KEYS = {
     "webhook": (*_EVERY_RECEIVER, "url", "secret"),
     "console": _EVERY_RECEIVER,
 }
+
+
+def _is_auto(attempts: Node) -> bool:
+    """The diagnosis chooses: ``auto``, or a ladder whose first rung is that word."""
+    value = attempts.value
+    return value == AUTO or (isinstance(value, list) and bool(value) and value[0].value == AUTO)
 
 
 class Builder(Validator):
@@ -98,6 +105,8 @@ class Builder(Validator):
         if "actions" in done:
             rung = done.pop("actions")
             done |= {"attempts": rung if rung is BROKEN else (rung,) if rung else (), "repeats": bool(rung)}
+        if "attempts" in children and _is_auto(children["attempts"]):
+            done["auto"] = True
         return self.model(Policy, node, POLICY_KEYS, done=done, leave_out={"actions"})
 
     def _trigger(self, node: Node) -> triggers.Trigger | None:
@@ -126,9 +135,19 @@ class Builder(Validator):
         return how(of=whole) if parts and len(whole) == len(parts) else None
 
     def _attempts(self, node: Node) -> tuple[tuple[ActionSpec, ...], ...] | None:
-        items = self.items(node, "a list of attempts, each a list of actions: `- [{type: ...}, {type: ...}]`")
+        if node.value == AUTO:
+            return ()
+        items = self.items(
+            node, f"{AUTO}, or a list of attempts, each a list of actions: `- [{{type: ...}}, {{type: ...}}]`"
+        )
         if items is None:
             return None
+        if _is_auto(node):
+            items = items[1:]
+        for item in items:
+            if item.value == AUTO:
+                self.note(item, f"{AUTO!r} can only be the first attempt: the cause is known before anything is tried")
+                return None
         rungs = [self._rung(item) for item in items]
         for item in items:
             if item.value == []:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
 
-from guard.policy.build import RECEIVER_KEYS, SECRETS
+from guard.policy.build import AUTO, RECEIVER_KEYS, SECRETS
 from guard.policy.references import escape
 from guard.policy.schema import Policy, PolicySet, Receiver, yaml_name
 from guard.policy.triggers import Leaf, Trigger
@@ -52,10 +52,11 @@ _Representer.add_representer(str, _Representer.represent_str)
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    shown = _plain(policy, skip=("trigger", "attempts", "repeats", "enabled"))
+    shown = _plain(policy, skip=("trigger", "attempts", "repeats", "enabled", "auto"))
     head = {key: shown.pop(key) for key in ("name", "description", "severity")}
     rungs = [[{"type": spec.type} | _plain(spec.action.params) for spec in rung] for rung in policy.attempts]
-    remedy: dict[str, Any] = {"actions": rungs[0]} if policy.repeats else {"attempts": rungs}
+    ladder: Any = ([AUTO, *rungs] if rungs else AUTO) if policy.auto else rungs
+    remedy: dict[str, Any] = {"actions": rungs[0]} if policy.repeats else {"attempts": ladder}
     return head | {"trigger": _trigger(policy.trigger)} | remedy | shown
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from guard.actions import ACTIONS
 from guard.detectors import DETECTORS
-from guard.policy.build import RECEIVER_KEYS
+from guard.policy.build import AUTO, RECEIVER_KEYS
 from guard.policy.schema import Checkpoints, Escalate, Limits, Policy, PolicySet, Receiver
 from guard.registry import Registry
 
@@ -67,9 +67,15 @@ def _policy() -> Schema:
     """The model is what a policy becomes; a file may say `actions`, and an overlay may say only what it changes."""
     schema = Policy.model_json_schema()
     del schema["$defs"]  # a file does not say what the models inside say; what it does say is defined beside this
-    ladder = _list_of(_list_of(_ref("Action"), minItems=1), description="The next one when one has failed.")
+    rung = _list_of(_ref("Action"), minItems=1)
+    auto = {"const": AUTO, "description": "The cause that the diagnosis finds chooses the remedy; first, or alone."}
+    ladder = {"description": "The next one when one has failed.", "anyOf": [auto, _list_of({"anyOf": [auto, rung]})]}
     repeated = _list_of(_ref("Action"), description="Taken at every firing, within the limits.")
-    own = {key: value for key, value in schema["properties"].items() if key not in ("trigger", "attempts", "repeats")}
+    own = {
+        key: value
+        for key, value in schema["properties"].items()
+        if key not in ("trigger", "attempts", "repeats", "auto")
+    }
     remedies = {"trigger": _ref("Trigger"), "attempts": ladder, "actions": repeated}
     return schema | {"properties": own | remedies, "required": ["name"], "not": {"required": ["attempts", "actions"]}}
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from guard.actions import OTHER, STRENGTH
+from guard.policy.remedies import ladder
 from guard.policy.schema import ActionSpec, Policy
 from guard.types import Detection, Mode, Status
 
@@ -23,6 +24,7 @@ _SKIPS_IN_A_ROW = 3
 # Data that was bad when it was replayed may be a whole shard.
 _SHARD = 32
 _SEEN = 64  # windows of firings that are remembered
+_NONE: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Open:
         went_back: the last attempt rolled back.
         in_row: firings after skips in which the run did not get on.
         spent: out of remedies; the incident is told, and absorbs further firings until they end.
+        remedy: what the diagnosis has chosen for the first rung of an ``auto`` ladder.
     """
 
     id: str
@@ -78,6 +81,7 @@ class Open:
     in_row: int = 0
     spent: bool = False
     observed: bool = False
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class PolicyState:
         closed: tick at which the last incident ended (for `cooldown`).
         proven: rung that ended the last incident by leaving reproducible bad data out; the next one starts there.
         mode: a person's observe or enforce for this policy.
+        remedy: of the incident that `proven` is about.
     """
 
     open: Open | None = None
@@ -99,6 +104,7 @@ class PolicyState:
     closed: int = -NEVER
     proven: int | None = None
     mode: Mode | None = None
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,7 @@ class _Tick:
     policies: list[PolicyState]
     opened: int
     mode: Mode
+    remedies: Mapping[int, str]
     events: list[Event] = field(default_factory=list)
 
 
@@ -204,7 +211,13 @@ class _Candidate:
 
 
 def advance(
-    state: State, rules: Sequence[Policy], moment: Moment, fired: Mapping[int, Detection], world: World
+    state: State,
+    rules: Sequence[Policy],
+    moment: Moment,
+    fired: Mapping[int, Detection],
+    world: World,
+    *,
+    remedies: Mapping[int, str] = _NONE,
 ) -> tuple[State, list[Event]]:
     """One tick.
 
@@ -213,12 +226,13 @@ def advance(
         rules: the policies, always the same.
         fired: index of a policy -> the detection that satisfied its trigger in this tick.
         world: answers about the run; must not change it.
+        remedies: index of a policy -> what the diagnosis of an incident that opens now has chosen.
 
     Returns:
         The new state, and events in the order in which they are to be journaled and done. At most one `Attempted`
         among them is not `would`.
     """
-    t = _Tick(rules, moment, world, list(state.policies), state.opened, state.mode)
+    t = _Tick(rules, moment, world, list(state.policies), state.opened, state.mode, remedies)
     for index in range(len(rules)):
         if index not in fired:
             _quiet(t, index)
@@ -226,7 +240,7 @@ def advance(
     candidates = []
     for index in firing:
         candidate = _fire(t, index, fired[index])
-        if candidate is not None and (candidate.actions or not rules[index].attempts):
+        if candidate is not None and (candidate.actions or not rules[index].rungs):
             candidates.append(candidate)
         elif candidate is not None:
             _exhaust(t, index, fired[index])
@@ -236,6 +250,16 @@ def advance(
     _attach(t, [c.index for c in candidates], fired)
     policies = tuple(t.policies)
     return replace(state, policies=policies, opened=t.opened, due=_due(rules, policies, moment)), t.events
+
+
+def opens(state: State, rules: Sequence[Policy], moment: Moment, index: int, detection: Detection) -> bool:
+    """If this policy's trigger is satisfied now, an incident opens that is acted on, and nothing is known about it."""
+    p, rule = state.policies[index], rules[index]
+    if state.mode == "observe" or (p.mode or rule.mode) == "observe":
+        return False
+    streak = p.streak + 1 if p.fired == moment.tick - 1 else 1
+    waits = moment.tick - p.closed < rule.limits.cooldown and detection.detector != "non_finite"
+    return (p.open is None or p.open.observed) and streak >= rule.for_ and not waits and p.proven is None
 
 
 def set_mode(state: State, rules: Sequence[Policy], mode: Mode, policy: str | None) -> State:
@@ -274,9 +298,10 @@ def _quiet(t: _Tick, index: int) -> None:
         return
     t.events.append(_end(rule, p.open, "resolved"))
     proven = p.proven
-    if p.open.rung >= 0 and p.open.reproduced and _leaves_data_out(rule.attempts[p.open.rung]):
-        proven = p.open.rung
-    t.policies[index] = replace(p, open=None, closed=t.moment.tick, proven=proven)
+    remedy = p.remedy
+    if p.open.rung >= 0 and p.open.reproduced and _leaves_data_out(ladder(rule, p.open.remedy)[p.open.rung]):
+        proven, remedy = p.open.rung, p.open.remedy
+    t.policies[index] = replace(p, open=None, closed=t.moment.tick, proven=proven, remedy=remedy)
 
 
 def _end(rule: Policy, o: Open, status: Status) -> Event:
@@ -298,6 +323,7 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
     if p.open is None:
         if now.tick - p.closed < rule.limits.cooldown and detection.detector != "non_finite":
             return None
+        chosen = t.remedies.get(index, "" if p.proven is None else p.remedy)
         p = t.policies[index] = replace(
             p,
             open=Open(
@@ -306,7 +332,9 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
                 fired=now.tick,
                 passed=now.step,
                 seen=(now.position,),
+                reproduced=rule.auto and chosen == "skip" and index in t.remedies,  # by the diagnosis
                 observed=observed,
+                remedy=chosen,
             ),
         )
         t.opened += 1
@@ -339,7 +367,7 @@ def _fire(t: _Tick, index: int, detection: Detection) -> _Candidate | None:
         return None
     if escalated and p.proven is not None and p.open.rung == p.proven:
         t.policies[index] = replace(t.policies[index], proven=None, open=replace(o, fired=now.tick, reproduced=False))
-        rung = 0  # what worked last time did not: this fault is another, so the ladder starts at its foot
+        rung = int(rule.auto)  # what worked last time did not: this fault is another, so the ladder starts at its foot
     return _candidate(t, index, rung, detection, escalated=escalated)
 
 
@@ -353,7 +381,7 @@ def _next_rung(rule: Policy, o: Open, now: Moment, furthest: int) -> tuple[int, 
         return 0, False, o
     if rule.repeats or o.attempted == now.tick:  # several optimizers may show one fault in one tick
         return o.rung, False, o
-    rung = rule.attempts[o.rung]
+    rung = ladder(rule, o.remedy)[o.rung]
     if _replays(rung) and now.position in o.seen:
         o = replace(o, reproduced=True)
     if now.position == o.position:
@@ -376,9 +404,10 @@ def _candidate(t: _Tick, index: int, rung: int, detection: Detection, *, escalat
     proven = p.open.reproduced or (p.open.rung < 0 and rung == p.proven)
     left_out: list[tuple[str, str]] = []
     if _budget_left(rule, p, t.moment.tick):
-        for r in range(rung, len(rule.attempts)):
+        rungs = ladder(rule, p.open.remedy)
+        for r in range(rung, len(rungs)):
             possible: list[ActionSpec] = []
-            for spec in _in_place(rule.attempts[r], t.world) if proven else rule.attempts[r]:
+            for spec in _in_place(rungs[r], t.world) if proven else rungs[r]:
                 reason = t.world.unavailable(spec, detection)
                 if reason is None:
                     possible.append(spec)
@@ -386,8 +415,8 @@ def _candidate(t: _Tick, index: int, rung: int, detection: Detection, *, escalat
                     left_out.append((spec.type, reason))
             if possible:
                 return _Candidate(index, r, escalated, tuple(possible), tuple(left_out))
-    last = (ActionSpec.of("stop"),) if rule.attempts and rule.on_exhausted == "stop" else ()
-    return _Candidate(index, len(rule.attempts), escalated, last, tuple(left_out))
+    last = (ActionSpec.of("stop"),) if rule.rungs and rule.on_exhausted == "stop" else ()
+    return _Candidate(index, rule.rungs, escalated, last, tuple(left_out))
 
 
 def _in_place(rung: Sequence[ActionSpec], world: World) -> Sequence[ActionSpec]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from guard.detectors import DETECTORS
+from guard.policy import remedies
 from guard.policy.schema import ActionSpec, Checkpoints, Disk, Limits, Policy, PolicySet, Receiver
 from guard.policy.triggers import Leaf, Trigger
+from guard.types import Mode
 from guard.units import show_bytes
 
 
@@ -15,7 +17,7 @@ def explain(policies: PolicySet) -> list[str]:
     on_call = {r.escalate.to for r in policies.receivers.values() if r.escalate}
     return [
         *([_OBSERVING] if policies.mode == "observe" else []),
-        *(_policy(policy) for policy in policies.policies),
+        *(_policy(policy, policy.mode or policies.mode) for policy in policies.policies),
         _checkpoints(policies.checkpoints),
         *(_receiver(name, r, on_call=name in on_call) for name, r in policies.receivers.items()),
         *([_DELIVER[policies.deliver]] if policies.receivers else []),
@@ -30,22 +32,30 @@ _DELIVER = {
 _OBSERVING = "This set only observes: what follows is reported as what would have been done, and nothing is touched."
 
 
-def _policy(policy: Policy) -> str:
+def _policy(policy: Policy, mode: Mode | None) -> str:
     held = f" for {_steps(policy.for_)} in a row" if policy.for_ > 1 else ""
     observed = " (only reported: this policy observes)" if policy.mode == "observe" else ""
     clauses = [*_remedies(policy), *_limits(policy.limits)]
-    if policy.attempts and _can_run_out(policy):
+    if mode != "observe" and policy.diagnoses and not policy.auto and policy.examined:
+        clauses.insert(0, f"find the cause, for at most {policy.max_seconds:g} s")
+    if (policy.attempts or policy.auto) and _can_run_out(policy):
         clauses.append(f"when out of remedies, {'stop the run' if policy.on_exhausted == 'stop' else 'notify'}")
     return f"{policy.name} ({policy.severity}): on {_trigger(policy.trigger)}{held}{observed}: {'; '.join(clauses)}."
 
 
 def _can_run_out(policy: Policy) -> bool:
     """A ladder that ends in `stop` ends there, unless its budget is spent before."""
-    stops = any(spec.type == "stop" for spec in policy.attempts[-1])
+    stops = bool(policy.attempts) and any(spec.type == "stop" for spec in policy.attempts[-1])
     return policy.limits.max is not None or not (policy.repeats or stops)
 
 
 def _remedies(policy: Policy) -> list[str]:
+    if policy.auto:
+        seconds = f"for at most {policy.max_seconds:g} s"
+        clauses = [f"first, find the cause, {seconds}, and take its remedy ({remedies.TOLD})"]
+        for i, specs in enumerate(policy.attempts):
+            clauses.append(f"if {'that fails' if i else 'there is none or it fails'}, {_rung(specs)}")
+        return clauses
     if not policy.attempts:
         return ["tell, and do nothing"]
     if policy.repeats:

@@ -37,13 +37,14 @@ def from_plain(plain: Mapping[str, Any], state: State, rules: Sequence[Policy]) 
 
 def _policy(plain: Mapping[str, Any], rule: Policy) -> PolicyState:
     incident = plain["open"]
-    if incident is not None and incident["rung"] >= len(rule.attempts):  # the ladder has become shorter
+    if incident is not None and incident["rung"] >= rule.rungs:  # the ladder has become shorter
         incident = None
-    proven = plain["proven"] if (plain["proven"] or 0) < len(rule.attempts) else None
+    proven = plain["proven"] if (plain["proven"] or 0) < rule.rungs else None
     return PolicyState(
         open=None if incident is None else Open(**{**incident, "seen": tuple(incident["seen"])}),
         attempts=tuple(plain["attempts"]),
         closed=plain["closed"],
         proven=proven,
         mode=plain["mode"],
+        remedy=plain.get("remedy", ""),
     )

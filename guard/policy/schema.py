@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from guard.actions import ACTIONS, Action
 from guard.detectors import DETECTORS
+from guard.incidents.diagnose import SLOW, SUDDEN
 from guard.policy.references import SecretRef
 from guard.policy.triggers import Trigger, leaves
 from guard.types import Mode, Severity
@@ -134,7 +135,9 @@ class Policy(Model):
     """A trigger, what to do, and how often.
 
     Args:
-        attempts: the ladder; empty: the policy only tells.
+        attempts: the ladder; empty: the policy only tells. In YAML ``auto`` may be in its place, or its first rung.
+        auto: the cause that a diagnosis finds chooses the first remedy; `attempts` is what follows, or is taken if none
+            is found.
         repeats: written as `actions`: one rung that may be taken again and again within `limits`.
         for_: ticks in a row that the trigger must hold; `for` in YAML.
         resolve_after: ticks without the trigger after which an incident is over; if it is not given, a detector that
@@ -142,6 +145,9 @@ class Policy(Model):
         on_exhausted: when rungs or budget are spent.
         mode: overrides the set's.
         enabled: False drops it from the set when it is loaded.
+        diagnose: the failing step is examined when an incident opens; default: if severity is critical or the remedy is
+            ``auto``.
+        max_seconds: [s] after which a diagnosis begins no further experiment.
     """
 
     name: NonEmpty
@@ -156,6 +162,24 @@ class Policy(Model):
     on_exhausted: Literal["notify", "stop"] = "notify"
     mode: Mode | None = None
     enabled: bool = True
+    auto: bool = False
+    diagnose: bool | None = None
+    max_seconds: Annotated[Seconds, Field(gt=0)] = 5.0
+
+    @property
+    def diagnoses(self) -> bool:
+        """Its incidents are examined when they open."""
+        return self.diagnose if self.diagnose is not None else self.auto or self.severity == "critical"
+
+    @property
+    def examined(self) -> bool:
+        """It waits for a fault whose cause can be looked for."""
+        return any(leaf.type in SUDDEN | SLOW for leaf in leaves(self.trigger))
+
+    @property
+    def rungs(self) -> int:
+        """Length of the ladder, with the rung that a diagnosis chooses."""
+        return len(self.attempts) + self.auto
 
     @property
     def verify_for(self) -> int:
@@ -165,6 +189,17 @@ class Policy(Model):
             return self.resolve_after
         blind = (DETECTORS.get(leaf.type).blind_after_refill(leaf.params) for leaf in leaves(self.trigger))  # type: ignore[union-attr]
         return self.resolve_after + max(blind)
+
+    @model_validator(mode="after")
+    def _auto_needs_a_cause(self) -> Policy:
+        if self.auto and self.diagnose is False:
+            raise ValueError("'attempts: auto' needs the cause, so 'diagnose' cannot be false")
+        if self.auto and not self.examined:
+            raise ValueError(
+                "'attempts: auto' needs a fault that can be examined; allowed: "
+                f"a trigger with one of {', '.join(sorted(SUDDEN | SLOW))}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gate_never_waits(self) -> Policy:

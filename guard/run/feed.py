@@ -111,6 +111,17 @@ class Feed:
         """Goes to `place`; the source is read again at the next `read`."""
         self.position, self._in_pass, self._pass, self._iterator = place.position, place.in_pass, place, None
 
+    def aside(self, place: Place) -> Feed:
+        """Another reader of the same source, which stands at `place`. Once it has read, `release` this one."""
+        other = Feed(self.source, self.accumulate, skipped=set(self.skipped))
+        other.restore(place)
+        return other
+
+    @property
+    def pass_start(self) -> Place:
+        """Where the present pass began."""
+        return self._pass
+
     def release(self) -> None:
         """Lets go of the iterator, and with it of its worker processes; the next `read` takes up where it was."""
         if self._iterator is not None:

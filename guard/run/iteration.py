@@ -1,33 +1,76 @@
-"""The batch of the iteration that is under way, and the random states with which it began: evidence, should it fail."""
+"""The batch of the iteration that is under way, and the random states with which it began: should it fail, it is
+evidence, and can be tried again.
+"""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from guard.checkpoints import RngState
+
+_LOOKS = 4  # iterations
 
 
 class Iteration:
     """What the loop was given in this iteration, by reference.
 
+    Torch's random state is kept only if the iterations draw from it, which the first ones tell.
+
+    Args:
+        everything: all random states are wanted, in any case; they cost fifty times as much as torch's.
+
     Attributes:
         batches: its micro-batches so far.
-        rng: the random states before the first of them was given out.
+        calls: ``(module, args, kwargs)`` of the model's calls in a loop that only calls `attach`.
+        rng: the random states before the first of them was given out; None: nothing draws from them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, everything: bool) -> None:
         self.batches: list[Any] = []
+        self.calls: list[tuple[nn.Module, Any, Any]] = []
         self.rng: RngState | None = None
-        self._key: tuple[int, int] | None = None
+        self._capture = RngState.capture if everything else RngState.of_torch
+        self._looks, self._draws = 0 if everything else _LOOKS, True
+        self._new = True
 
-    def keep(self, key: tuple[int, int], batch: Any) -> None:
-        """A micro-batch; another `key` begins another iteration, and lets go of the one before."""
-        if key != self._key:
-            self._key, self.batches, self.rng = key, [], RngState.capture()
-        self.batches.append(batch)
+    def keep(self, batch: Any, first: bool) -> None:
+        """A micro-batch; the `first` of an iteration lets go of the one before."""
+        if not first:
+            self.batches.append(batch)
+            return
+        self.batches = [batch]
+        if self._draws:
+            self._begin()
+
+    def begin(self) -> None:
+        """Another iteration begins, in a loop that does not say what its batches are."""
+        self._new = True
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The model is called in such a loop."""
+        if not self._new:
+            self.calls.append((module, args, kwargs))
+            return
+        self._new, self.calls = False, [(module, args, kwargs)]
+        if self._draws:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._looks and self.rng is not None:
+            self._look(self.rng)
+        if self._draws:
+            self.rng = self._capture()
+
+    def _look(self, began: RngState) -> None:
+        """An iteration is over: has anything been drawn in it?"""
+        self._looks -= 1
+        if not began.alike(RngState.of_torch()):
+            self._looks = 0
+        elif not self._looks:
+            self._draws, self.rng = False, None
 
     def copy(self, max_bytes: int, moment: dict[str, int]) -> tuple[dict[str, Any] | None, str | None]:
         """What ``batch.pt`` is to hold, or None and why not.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -43,7 +44,7 @@ class LiveRun:
         paused_for: a `pause` is to begin, or goes on [s].
         resumed_by: the person who ended it.
         skipped_before: windows that were left out before this process began; the first feed leaves them out too.
-        iteration: its batches are kept, because a policy may want them as evidence; else None.
+        iteration: its batches are kept, because a policy may want them as evidence or for a diagnosis; else None.
     """
 
     errands: Errands
@@ -348,16 +349,18 @@ class LiveRun:
             return lr
         return max(lr * self.lr_factor, min(lr, self._min_lr))
 
-    def with_scaled_lr(self, optimizer: torch.optim.Optimizer, update: Any) -> Any:
-        """Runs the real step under the multiplier; every rate is put back exactly, also after an exception."""
+    def with_scaled_lr(self, optimizer: torch.optim.Optimizer, update: Any, share: float = 1.0) -> Any:
+        """Runs the real step under the multiplier, at that share of it; every rate is put back exactly, also after an
+        exception.
+        """
         groups = [g for g in optimizer.param_groups if "lr" in g]
         saved = [g["lr"].clone() if isinstance(g["lr"], torch.Tensor) else g["lr"] for g in groups]
         for group in groups:
             lr = group["lr"]
             if isinstance(lr, torch.Tensor):
-                lr.fill_(self.effective_lr(float(lr)))
+                lr.fill_(share * self.effective_lr(float(lr)))
             else:
-                group["lr"] = self.effective_lr(lr)
+                group["lr"] = share * self.effective_lr(lr)
         try:
             return update()
         finally:
@@ -401,6 +404,26 @@ class LiveRun:
         snapshot.context["held"] = self.accumulation.state()
         return snapshot
 
+    def capture_start(self) -> Snapshot:
+        """The state with which the iteration under way began, if its update has not been made; torch's random states
+        are those, the others of now.
+        """
+        with self._buffers.as_remembered():
+            snapshot = self.state.capture(self.tick, self.step)
+        began = self.iteration.rng if self.iteration is not None else None
+        if began is not None:
+            around = snapshot.surroundings
+            snapshot.surroundings = replace(around, rng=replace(around.rng, cpu=began.cpu, cuda=began.cuda))
+        snapshot.context["held"] = self.accumulation.state()
+        return snapshot
+
+    def put(self, snapshot: Snapshot) -> None:
+        """For an experiment: the run is in that state, at an iteration boundary; the data stays where it is."""
+        self._restore(snapshot)
+        if self.scaler is not None:
+            self.scaler._per_optimizer_states.clear()
+        self._buffers.remember()
+
     def resume(self, snapshot: Snapshot) -> None:
         """Goes to where another process was; restored once more at the first boundary, like a rollback."""
         self.tick, self._to = snapshot.tick, snapshot.context["place"]
@@ -415,6 +438,11 @@ class LiveRun:
 
     def state_finite(self) -> bool:
         return self.ranks.together(self.state.finite)
+
+    def start_finite(self) -> bool:
+        """The same for the state with which this iteration began: what its forward did to buffers can be undone."""
+        with self._buffers.as_remembered():
+            return self.state_finite()
 
     def boundary(self) -> bool:
         """An iteration begins: buffers are remembered, and what the rest of a discarded iteration did is undone

@@ -33,7 +33,7 @@ class Precision:
         self.until: int | None = None
         self.autocast: torch.dtype | None = None
         parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
-        self._device = parameter.device.type if parameter is not None else "cpu"
+        self.device = parameter.device.type if parameter is not None else "cpu"
         self._inner: list[Any] = []
         self._ends: list[Callable[[], None]] = []
         self._look = 0
@@ -51,8 +51,8 @@ class Precision:
             self._look -= 1
             if self._look < 0:
                 self._look = _LOOK
-                on = torch.is_autocast_enabled(self._device)
-                self.autocast = torch.get_autocast_dtype(self._device) if on else None
+                on = torch.is_autocast_enabled(self.device)
+                self.autocast = torch.get_autocast_dtype(self.device) if on else None
         return None
 
     def after_forward(self) -> None:
@@ -108,8 +108,8 @@ class Precision:
 
     def _enter(self, args: Any) -> Any:
         dtype = _DTYPES[self.override or "fp32"]
-        on = torch.is_autocast_enabled(self._device) and self.override == "bf16"
-        region = torch.autocast(self._device, dtype=dtype if on else None, enabled=on, cache_enabled=False)
+        on = torch.is_autocast_enabled(self.device) and self.override == "bf16"
+        region = torch.autocast(self.device, dtype=dtype if on else None, enabled=on, cache_enabled=False)
         region.__enter__()  # type: ignore[no-untyped-call]
         self._inner.append(region)
         return _cast(args, dtype) if self._was_half else None

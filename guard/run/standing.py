@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,24 @@ def to_plain(live: LiveRun) -> dict[str, Any]:
 
 def stand(live: LiveRun, plain: Mapping[str, Any]) -> None:
     """Puts it in force in a run that has just been attached. What this run has no use for is left."""
+    _put(live, plain)
+    if live.scaler is not None:
+        live.loss_scale.stand(plain["loss_scale"])
+    live.skipped_before = frozenset(plain["skipped"])
+
+
+@contextlib.contextmanager
+def as_of(live: LiveRun, plain: Mapping[str, Any]) -> Iterator[None]:
+    """For a while what was in force then is again; loss scale and data stay as they are."""
+    now = to_plain(live)
+    _put(live, plain)
+    try:
+        yield
+    finally:
+        _put(live, now)
+
+
+def _put(live: LiveRun, plain: Mapping[str, Any]) -> None:
     multiplier, min_lr, recover, first = plain["lr"]
     live.scale_lr(multiplier, min_lr, None)
     live._recover = None if recover is None else (recover[0], recover[1])
@@ -33,8 +52,7 @@ def stand(live: LiveRun, plain: Mapping[str, Any]) -> None:
     live._warmup = None if plain["warmup"] is None else (plain["warmup"][0], plain["warmup"][1], plain["warmup"][2])
     live.accumulation.set(*plain["accumulate"])
     override, until = plain["precision"]
-    if override is not None:
+    if override is None and live.precision.override is not None:
+        live.precision.clear()
+    elif override is not None and (override, until) != (live.precision.override, live.precision.until):
         live.precision.set(override, until)
-    if live.scaler is not None:
-        live.loss_scale.stand(plain["loss_scale"])
-    live.skipped_before = frozenset(plain["skipped"])

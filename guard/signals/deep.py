@@ -43,6 +43,9 @@ class Deep:
         optimizers: their parameters are the trained ones.
         needs: parts, and each one's interval [ticks].
         clock: for `seconds`.
+
+    Attributes:
+        asleep: forward passes are somebody else's, and not looked at.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Deep:
         self._batches: list[_Batch] = []  # of this step, at most `_BATCHES`
         self._late: _Batch | None = None  # a large one, for the case that the step turns out to be bad
         self._marks = Marks()
-        self._armed = self._inside = False
+        self._armed = self._inside = self.asleep = False
         self._standing: list[Callable[[], None]] = []  # undo what tells of a forward pass
         self._passing: list[Callable[[], None]] = []  # and what was put on for this look
         self._error: Exception | None = None
@@ -164,7 +167,7 @@ class Deep:
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module) -> None:
         """An entry's forward pass begins; only those that train are looked at."""
-        self._inside = torch.is_grad_enabled() and self._training in (None, module.training)
+        self._inside = torch.is_grad_enabled() and self._training in (None, module.training) and not self.asleep
         if not self._inside:
             return
         if "inputs" in self._needs and not self._fed:

@@ -129,7 +129,9 @@ def test_batches_are_not_hoarded(start: Start) -> None:
     for mode in ("enforce", "observe"):
         run = start(call(CAPTURE), mode=mode).go(6, accumulate=2)
         assert len(run.guard.live.iteration.batches) == 2
-    assert start(call({"type": "checkpoint"})).go(6).guard.live.iteration is None
+    quiet = {**call({"type": "checkpoint"}), "diagnose": False}
+    nan = {"name": "nan", "trigger": {"type": "non_finite"}, "actions": [{"type": "skip_step"}], "diagnose": False}
+    assert start(quiet, nan).go(6).guard.live.iteration is None
 
 
 def test_a_disk_that_cannot_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

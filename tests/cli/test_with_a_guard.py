@@ -31,4 +31,4 @@ def test_a_real_run_is_told_without_damage(guard):
     shown = guard("show", found[0]["id"])
     assert shown.code == 0
     assert "runs/real/policy.yaml:" in shown.out
-    assert "- rollback: " in shown.out
+    assert "- skip_step: " in shown.out

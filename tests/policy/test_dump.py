@@ -47,6 +47,7 @@ policies:
   for: 1
   resolve_after: 20
   on_exhausted: notify
+  max_seconds: 5.0
 receivers:
   team: {type: console, min_severity: info, remind_every: 14400.0, lifecycle: false}
 """

@@ -65,13 +65,18 @@ class Night:
         return self.finite
 
     def fires(
-        self, *which: int, position: int | None = None, step: int | None = None, detector: str = "non_finite"
+        self,
+        *which: int,
+        position: int | None = None,
+        step: int | None = None,
+        detector: str = "non_finite",
+        remedies: Mapping[int, str] | None = None,
     ) -> list[Event]:
         """One tick in which these policies' triggers are satisfied."""
         self.step = self.step if step is None else step
         moment = Moment(self.tick, self.step, self.step if position is None else position)
         fired = {i: seen(detector, self.tick) for i in which or (0,)}
-        self.state, events = engine.advance(self.state, self.rules, moment, fired, self)
+        self.state, events = engine.advance(self.state, self.rules, moment, fired, self, remedies=remedies or {})
         self.tick += 1
         self.step += 1
         return events

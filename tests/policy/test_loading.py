@@ -39,7 +39,7 @@ def test_every_construct() -> None:
     assert (checkpoints.disk.dir, checkpoints.disk.every, checkpoints.disk.keep) == ("states", 7200.0, 5)
     assert checkpoints.disk.max_bytes == 50 * 10**9
 
-    combined, ladder, told = loaded.policies  # in the base's order, then what the overlay adds
+    combined, ladder, cause, told = loaded.policies  # in the base's order, then what the overlay adds
     assert combined.description == "Kept by the overlay."
     either = AnyOf(of=(shaky(signal="grad_norm"), shaky(signal="lr")))
     assert combined.trigger == All(of=(shaky(window=32, threshold=2.5), either))
@@ -58,6 +58,8 @@ def test_every_construct() -> None:
     ]
     assert (ladder.repeats, ladder.resolve_after, ladder.on_exhausted) == (False, 30, "stop")
     assert ladder.attempts[0][1].action.params.lasts == 400
+    assert (ladder.auto, ladder.diagnoses, ladder.max_seconds, ladder.rungs) == (True, True, 60.0, 6)
+    assert (cause.attempts, cause.auto, cause.diagnoses, cause.rungs) == ((), True, True, 1)
     assert (told.attempts, told.repeats, told.severity, told.enabled) == ((), False, "warning", True)
 
     assert {name: r.min_severity for name, r in loaded.receivers.items()} == {

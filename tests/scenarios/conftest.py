@@ -23,6 +23,7 @@ policies:
     description: Roll back to the last good checkpoint and retry in BF16.
     severity: critical
     trigger: {type: non_finite}
+    diagnose: false            # these stories are about the ladder; test_diagnosis.py tells what finding the cause does
     attempts:
       - [{type: rollback, data: replay}, {type: precision, dtype: bf16}]
       - [{type: rollback, data: skip_offending}]
