@@ -6,9 +6,8 @@ can only be named as far as the graph of the loss still tells, and no experiment
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,14 +17,13 @@ from guard.clock import Clock
 from guard.diagnosis import samples
 from guard.diagnosis.bench import NO_TIME, Steps
 from guard.diagnosis.looks import look, sound, tensors
-from guard.diagnosis.models import bare
+from guard.diagnosis.models import as_the_loop_does, bare
 from guard.diagnosis.probe import Probe
 from guard.diagnosis.subject import Subject
 from guard.incidents.diagnose import DOMAIN, Look, Origin, Trial
 from guard.run.live import LiveRun
 
 _NO_LOSS = "the loss function is the loop's, which does not take its batches from g.batches"
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class AsideBench:
@@ -102,7 +100,7 @@ class AsideBench:
             watch.start()
         try:
             for module, args, kwargs in calls:
-                with self._region(precision), torch.set_grad_enabled(probe):
+                with as_the_loop_does(self._live.precision, precision), torch.set_grad_enabled(probe):
                     out = [t for _, t in tensors(bare(module)(*args, **kwargs))]
                 bad = bad or not all(map(sound, out))
                 if watch is not None and not bad:
@@ -139,16 +137,6 @@ class AsideBench:
         op = next((op for op in self._subject.ops if op in DOMAIN), "") if self._behind else ""
         self.origin = Origin(Look("loss", "", op), backward=backward, outside=True) if op else None
         self.output = look("output", "", watch.outputs[0]) if watch.outputs else None
-
-    @contextlib.contextmanager
-    def _region(self, precision: str | None) -> Iterator[None]:
-        """Autocast as the loop's was, or in another precision."""
-        seen = self._live.precision.autocast
-        override = precision or self._live.precision.override
-        dtype = _DTYPES[override] if override else seen
-        on = seen is not None and dtype is not torch.float32
-        with torch.autocast(self._live.precision.device, dtype=dtype if on else None, enabled=on, cache_enabled=False):
-            yield
 
 
 def _named(calls: Sequence[tuple[Any, Any, Any]]) -> list[tuple[str, torch.Tensor]]:

@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from guard.checkpoints import RngState, Snapshot, Surroundings
 from guard.clock import Clock
 from guard.diagnosis import samples
 from guard.diagnosis.looks import look, sound, tensors
+from guard.diagnosis.models import as_the_loop_does, bare
 from guard.diagnosis.probe import Probe
 from guard.diagnosis.subject import Subject
 from guard.incidents.diagnose import Look, Origin, Trial
-from guard.patching import listen_to_backward
+from guard.patching import entry_modules, listen_to_backward
 from guard.run.feed import Feed, Place
 from guard.run.live import LiveRun
 
@@ -82,6 +84,7 @@ class LoopBench:
         self.output: Look | None = None
         self.rows: list[int] = []
         self._another: list[Any] | None = None
+        self._calls: list[tuple[nn.Module, Any, Any]] = []  # of the model, in the failing step
         self._first_backward = self.gathers = False
 
     # ---- what the plan asks
@@ -92,6 +95,8 @@ class LoopBench:
 
     def again(self, name: str = "again", *, probe: bool = False, precision: str | None = None) -> Steps:
         """The failing step, as it was or in another precision."""
+        if precision is not None and (why := self._rehearse(precision)):
+            return _not_tried(name, why)
         return self._step(name, self._subject.state, self._subject.batches, probe=probe, precision=precision)
 
     def without(self, rows: Sequence[int]) -> Steps:
@@ -149,6 +154,22 @@ class LoopBench:
         return self._another
 
     # ---- how it is done
+
+    @torch.no_grad()
+    def _rehearse(self, precision: str) -> str:
+        """Why the model cannot be run in that precision, or "". Found out without the loop, which would end of an
+        exception; of a model whose own weights are converted it is not known."""
+        if self._live.precision.autocast is None:
+            return ""
+        assert self._subject.state is not None
+        self._begin(self._subject.state)
+        try:
+            for module, args, kwargs in self._calls:
+                with as_the_loop_does(self._live.precision, precision):
+                    bare(module)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - a model may be written for one precision alone
+            return f"the model does not run in it: {type(error).__name__}: {str(error)[:80]}"
+        return ""
 
     def _feed(self) -> Feed:
         assert self._live.feed is not None, "the loop takes its batches from it"
@@ -208,6 +229,9 @@ class LoopBench:
         try:
             with self._in_precision(precision):
                 if self._probe is not None:
+                    self._calls = []
+                    for module in entry_modules(self._live.model):
+                        undo.append(module.register_forward_pre_hook(self._note, with_kwargs=True).remove)
                     undo.append(listen_to_backward(self._probe.before_backward, before=True))
                     self._probe.start()
                 yield from given
@@ -224,6 +248,9 @@ class LoopBench:
             return Trial(name, None, note="the loop did not come to its step")
         bad = self._subject.is_back(reading.loss, reading.grad_norm, overflow=reading.overflow)
         return Trial(name, bad, reading.loss, reading.grad_norm, seconds=self._clock.monotonic() - began)
+
+    def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._calls.append((module, args, kwargs))
 
     def _ask(self, probe: Probe, given: Sequence[Any]) -> None:
         self.origin = probe.origin()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from guard.diagnosis.looks import look, sound
 from guard.incidents.diagnose import Origin, Role
+from guard.run.precision import DTYPES, Precision
 
 
 def without_a_step(model: nn.Module) -> Origin | None:
@@ -38,6 +40,16 @@ def bare(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+@contextlib.contextmanager
+def as_the_loop_does(seen: Precision, precision: str | None) -> Iterator[None]:
+    """Autocast as the loop's was, or in another precision, for a model that is called without the loop."""
+    override = precision or seen.override
+    dtype = DTYPES[override] if override else seen.autocast
+    on = seen.autocast is not None and dtype is not torch.float32
+    with torch.autocast(seen.device, dtype=dtype if on else None, enabled=on, cache_enabled=False):
+        yield
 
 
 def eager() -> Callable[[], None]:

@@ -15,7 +15,7 @@ from torch import nn
 from guard import patching
 
 _LOOK = 16  # training forward passes between looks; asking costs as much as a detector
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Precision:
@@ -69,7 +69,7 @@ class Precision:
             return "the run computes in FP32: there is no autocast to change"
         if half is not None and half is not torch.float16 and self.autocast is None:
             return f"the model's own weights are {_name(half)}"
-        if self.override is None and self.autocast is _DTYPES[dtype]:
+        if self.override is None and self.autocast is DTYPES[dtype]:
             return f"the run is already in {dtype.upper()}"
         return None
 
@@ -79,12 +79,12 @@ class Precision:
             self._ends = [patching.watch_forward_end(m) for m in patching.entry_modules(self._model)]
         if self._model_dtype() is torch.float16:
             self._was_half = True
-            self._convert(torch.float16, _DTYPES[dtype])
+            self._convert(torch.float16, DTYPES[dtype])
 
     def clear(self) -> None:
         """Ends the override."""
         if self._was_half and self.override is not None:
-            self._convert(_DTYPES[self.override], torch.float16)
+            self._convert(DTYPES[self.override], torch.float16)
         self.release()
         self._was_half = False
 
@@ -103,11 +103,11 @@ class Precision:
             if self.override == "fp32":
                 enabled = False
             elif self.override is not None:
-                dtype = _DTYPES[self.override]
+                dtype = DTYPES[self.override]
         return torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
     def _enter(self, args: Any) -> Any:
-        dtype = _DTYPES[self.override or "fp32"]
+        dtype = DTYPES[self.override or "fp32"]
         on = torch.is_autocast_enabled(self.device) and self.override == "bf16"
         region = torch.autocast(self.device, dtype=dtype if on else None, enabled=on, cache_enabled=False)
         region.__enter__()  # type: ignore[no-untyped-call]

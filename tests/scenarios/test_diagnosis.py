@@ -234,3 +234,24 @@ def test_no_schedule_is_brought_further_than_the_run_has_been(tmp_path: Path) ->
     assert told[0] is not None
     assert told[0].cause == "learning_rate"
     assert max(t.steps for t in told[0].evidence.trials) > 13
+
+
+class OnlyInHalf(Net):
+    """Written for autocast alone: without it, half and full precision meet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.body(x).half(), self.head.weight, self.head.bias)
+
+
+def test_a_precision_in_which_the_model_does_not_run_is_not_tried_in_the_loop(tmp_path: Path) -> None:
+    friday = Friday(tmp_path)
+    friday.guard.detach()
+    friday.model = OnlyInHalf()
+    optimizer = friday.optimizer = torch.optim.SGD(friday.model.parameters(), lr=0.01)
+    friday.run_dir = tmp_path / "half"
+    friday.guard = guard.attach(friday.model, optimizer, policy=POLICY, run_dir=friday.run_dir, receivers=[])
+    assert friday.go().step == STEPS
+    (incident,) = friday.log.incidents.values()
+    tried = {t["name"]: t for t in incident.evidence["diagnosis"]["trials"]}
+    assert "the model does not run in it" in tried["fp32"]["note"]
+    assert tried["bf16"]["bad"] is not None, "in it the model runs"
