@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Bounds of one examination. Every loop of steps ends at its number of steps or at its time, whichever is first.
+    """Bounds of one examination. The slower a step, the fewer of them, and the smaller the batches.
 
     Args:
         batches: read from the loader.

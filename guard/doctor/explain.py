@@ -45,7 +45,8 @@ def _relieved(findings: Sequence[Finding]) -> list[Finding]:
     works = all(worst(tuple(f for f in findings if f.check == check)) == "PASS" for check in ("overfit", "curve"))
     early = ("loss", "activations", "gradients")
     return [
-        replace(f, verdict="WARN") if works and f.symptom and f.verdict == "FAIL" and f.check in early else f for f in findings
+        replace(f, verdict="WARN") if works and f.symptom and f.verdict == "FAIL" and f.check in early else f
+        for f in findings
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,13 +71,14 @@ class Form:
         (args, kwargs), targets = self.split(batch)
         given = {id(t) for value in targets for _, t in tree.tensors(value)}
         kwargs = {k: v for k, v in kwargs.items() if k not in _TARGETS}
-        return {name or "input": t for name, t in tree.tensors([*args, kwargs]) if id(t) not in given}
+        found = [(name, t) for name, t in tree.tensors([*args, kwargs]) if id(t) not in given]
+        return {"inputs" if len(found) == 1 else name.partition("].")[2] or name: t for name, t in found}
 
     def targets(self, batch: Any) -> dict[str, Tensor]:
         """Place -> tensor of what the output is compared with; of a model with its own loss what is called so."""
         (_, kwargs), targets = self.split(batch)
         own = {k: v for k, v in kwargs.items() if k in _TARGETS}
-        return {name: t for name, t in tree.tensors(list(targets) if targets else own)}
+        return dict(tree.tensors(list(targets) if targets else own))
 
     def run(self, model: nn.Module, loss: Callable[..., Any] | None, batch: Any) -> Outcome:
         """Forward pass and loss."""
@@ -96,6 +98,7 @@ class Form:
         assert loss is not None
         if self.mode == "flat":
             assert main is not None
+            assert target is not None
             return Outcome(output, main, target, loss(main.reshape(-1, main.shape[-1]), target.reshape(-1)))
         given = output if self.mode == "output" else main
         return Outcome(output, main, target, _scalar(loss(given, *targets)))
@@ -237,31 +240,49 @@ def _tuple(model: nn.Module, n: int, batch: Any, own: bool, wanted: int) -> Iter
     counts = [n - wanted] if required <= n - wanted <= most else []
     counts += [k for k in range(max(1, required), min(most, n - 1) + 1) if k not in counts]
     for k in counts or [1]:
-        yield lambda b, k=k: ((tuple(b[:k]), {}), tuple(b[k : k + wanted]))
+        yield partial(_leading, count=k, wanted=wanted)
     yield lambda b: (((tuple(b[:-1]),), {}), (b[-1],))
 
 
-def _named(batch: Any, names: list[str], anything: bool, own: bool) -> Iterator[Callable[[Any], Any]]:
-    def items(b: Any) -> dict[str, Any]:
-        return dict(b.items()) if isinstance(b, Mapping) else {k: v for k, v in vars(b).items()}
+Split = tuple[Arguments, tuple[Any, ...]]
 
-    keys = list(items(batch))
+
+def _leading(batch: Any, *, count: int, wanted: int) -> Split:
+    """The first are arguments, those after them targets."""
+    return (tuple(batch[:count]), {}), tuple(batch[count : count + wanted])
+
+
+def _by_name(batch: Any, *, names: list[str], target: str) -> Split:
+    return ((), {k: _items(batch)[k] for k in names}), (_items(batch)[target],)
+
+
+def _single(batch: Any, *, name: str | None, target: str) -> Split:
+    """One argument: an entry of the batch, or all of it."""
+    return ((batch if name is None else _items(batch)[name],), {}), (_items(batch)[target],)
+
+
+def _items(batch: Any) -> dict[str, Any]:
+    return dict(batch.items()) if isinstance(batch, Mapping) else dict(vars(batch))
+
+
+def _named(batch: Any, names: list[str], anything: bool, own: bool) -> Iterator[Callable[[Any], Any]]:
+    keys = list(_items(batch))
     known = [k for k in keys if k in names]
     if own:
         if known or anything:
-            yield lambda b: (((), {k: v for k, v in items(b).items() if anything or k in names}), ())
+            yield lambda b: (((), {k: v for k, v in _items(b).items() if anything or k in names}), ())
         yield lambda b: (((b,), {}), ())
         return
     called = [k for k in _TARGETS if k in keys]
-    left = [k for k in keys if k not in known and isinstance(items(batch)[k], Tensor)]
+    left = [k for k in keys if k not in known and isinstance(_items(batch)[k], Tensor)]
     for target in dict.fromkeys([*called[:1], *(left if len(left) == 1 else []), *keys[-1:]]):
         rest = [k for k in keys if k != target]
         inputs = rest if anything else [k for k in rest if k in names]
         if inputs:
-            yield lambda b, i=inputs, t=target: (((), {k: items(b)[k] for k in i}), (items(b)[t],))
+            yield partial(_by_name, names=inputs, target=target)
         for k in rest:
-            yield lambda b, k=k, t=target: (((items(b)[k],), {}), (items(b)[t],))
-        yield lambda b, t=target: (((b,), {}), (items(b)[t],))
+            yield partial(_single, name=k, target=target)
+        yield partial(_single, name=None, target=target)
     yield lambda b: (((b,), {}), (b,))
 
 

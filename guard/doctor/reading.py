@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -187,12 +188,17 @@ def _generators(loader: Any) -> list[Callable[[], object]]:
         getattr(getattr(loader, "dataset", None), "dataset", None),
     ):
         for value in list(getattr(owner, "__dict__", {}).values()):
-            if isinstance(value, torch.Generator):
-                kept.append(lambda g=value, s=value.get_state(): g.set_state(s))
-            elif isinstance(value, np.random.Generator):
-                kept.append(lambda g=value, s=value.bit_generator.state: setattr(g.bit_generator, "state", s))
-            elif isinstance(value, np.random.RandomState):
-                kept.append(lambda g=value, s=value.get_state(): g.set_state(s))
-            elif isinstance(value, random.Random):
-                kept.append(lambda g=value, s=value.getstate(): g.setstate(s))
+            if put_back := _kept(value):
+                kept.append(put_back)
     return kept
+
+
+def _kept(g: Any) -> Callable[[], object] | None:
+    """Puts a generator back to its state now; None if it is no generator."""
+    if isinstance(g, torch.Generator):
+        return partial(g.set_state, g.get_state())
+    if isinstance(g, np.random.RandomState):
+        return partial(g.set_state, g.get_state())
+    if isinstance(g, np.random.Generator):
+        return partial(setattr, g.bit_generator, "state", g.bit_generator.state)
+    return partial(g.setstate, g.getstate()) if isinstance(g, random.Random) else None

@@ -122,7 +122,7 @@ class Sandbox:
 
 
 class _Kept:
-    """Values of all tensors of some modules, and their other attributes as they were: modes, counters, hidden states."""
+    """Values of all tensors of some modules, and their other attributes: modes, counters, hidden states."""
 
     def __init__(self, *owners: Any) -> None:
         self._modules = [m for owner in owners if isinstance(owner, nn.Module) for m in owner.modules()]
@@ -141,7 +141,7 @@ class _Kept:
             if tensor.shape == value.shape:
                 tensor.copy_(value)
             else:
-                tensor.set_(value.clone())
+                tensor.data = value.clone()
         for tensor, requires in self._requires:
             tensor.requires_grad_(requires)
         for module, plain in self._plain:

@@ -25,7 +25,7 @@ def step(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, batch: 
         return loss
 
     if isinstance(optimizer, torch.optim.LBFGS):
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
     else:
         closure()
         if math.isfinite(seen[0]):
@@ -71,3 +71,30 @@ def scale(optimizer: torch.optim.Optimizer, base: Sequence[float], factor: float
             group["lr"].fill_(rate * factor)
         else:
             group["lr"] = rate * factor
+
+
+def paced(case: Case, batches: Sequence[Any], steps: int, seconds: float, least: int) -> tuple[tuple[Any, ...], int]:
+    """Batches and steps that fit into a time: fewer steps first, and from `least` on smaller batches.
+
+    What is compared must have the same steps, however slow the machine is at the moment.
+    """
+    each = _seconds(case, batches[0])
+    fit = seconds / each if each > 0 else math.inf
+    if fit >= least:
+        return tuple(batches), int(min(steps, fit))
+    count = max(min(4, case.size), int(case.size * fit / least))
+    return tuple(case.few(count, b) for b in batches), least
+
+
+def _seconds(case: Case, batch: Any) -> float:
+    """Of one step with such a batch, the quickest of three."""
+    if "step_seconds" not in case.notes:
+        taken = []
+        with case.box.trial() as model:
+            assert case.box.optimizer is not None
+            for _ in range(3):
+                begun = case.effort.clock()
+                step(case, model, case.box.optimizer, batch)
+                taken.append(case.effort.clock() - begun)
+        case.notes["step_seconds"] = min(taken)
+    return float(case.notes["step_seconds"])

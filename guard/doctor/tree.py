@@ -112,6 +112,10 @@ def equal(a: Any, b: Any) -> bool:
     """The same tensors, bit for bit (NaN equals NaN), in the same places."""
     one, two = list(tensors(a)), list(tensors(b))
     return len(one) == len(two) and all(
-        n == m and x.shape == y.shape and x.dtype == y.dtype and bool(((x == y) | ((x != x) & (y != y))).all())
+        n == m and x.shape == y.shape and x.dtype == y.dtype and _same(x, y)
         for (n, x), (m, y) in zip(one, two, strict=True)
     )
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return bool(((x == y) | (torch.isnan(x) & torch.isnan(y))).all())

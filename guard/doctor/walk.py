@@ -36,6 +36,12 @@ class Call:
     given: Tensor | None
     out: Tensor
 
+    @property
+    def label(self) -> str:
+        """Name and kind, for people: in a Sequential the name is only a number."""
+        kind = type(self.module).__name__
+        return self.name if self.name == kind else f"{self.name} ({kind})"
+
 
 def weighted(module: nn.Module) -> bool:
     """It multiplies by a matrix: torch's own layers, and leaves of other makes that hold one."""

@@ -1,13 +1,14 @@
 """Training set-ups as people make them: healthy ones of many kinds, and what goes wrong with them.
 
-Each factory takes a seed and returns what a user's function returns. `BROKEN` names, for each fault, the checks in which
-it may be told; anywhere else is a wrong accusation.
+Each factory takes a seed and returns what a user's function returns. `BROKEN` names, for each fault, the checks in
+which it may be told; anywhere else is a wrong accusation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def digits(images: bool = False) -> tuple[Tensor, Tensor]:
 
 def mlp(sizes: tuple[int, ...], act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), act()]
     return nn.Sequential(*layers[:-1])
 
@@ -92,7 +93,9 @@ class Block(nn.Module):
 
 
 class CharLM(nn.Module):
-    def __init__(self, vocabulary: int, width: int = 64, layers: int = 2, context: int = 32, tied: bool = False) -> None:
+    def __init__(
+        self, vocabulary: int, width: int = 64, layers: int = 2, context: int = 32, tied: bool = False
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, 4, True) for _ in range(layers)))
@@ -276,7 +279,9 @@ class Unet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU())
-        self.deep = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2))
+        self.deep = nn.Sequential(
+            nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)
+        )
         self.head = nn.Conv2d(48, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def _sorted(case: Case) -> list[Finding]:
     return [
         _finding(
             "FAIL",
-            f"the samples are sorted by label and not shuffled: {equal:.0%} of neighbours have the same label, by chance "
+            f"the samples are sorted by label and not shuffled: {equal:.0%} of neighbours share one, by chance "
             f"{chance:.0%} would",
             equal,
             where,

@@ -23,7 +23,7 @@ def check(case: Case) -> list[Finding]:
 
 def _tokens(case: Case) -> list[Finding]:
     """Language models: targets are the inputs one place on."""
-    if not case.tokens or case.form is None or case.form.mode == "own" or case.form.mode == "model":
+    if not case.tokens or case.form is None or case.form.mode in ("own", "model"):
         return []
     x = next(iter(case.inputs(case.batches[0]).values()))
     y = next(iter(case.targets(case.batches[0]).values()), None)
@@ -88,7 +88,7 @@ def _neighbour(case: Case) -> list[Finding]:
         Finding(
             "data",
             "FAIL",
-            f"labels belong to another sample: those of the {side} one ({abs(best)} on) fit the inputs, their own do not",
+            f"labels belong to another sample: those of the {side} one ({abs(best)} on) fit, their own do not",
             "explained by its own / the other's label",
             fits[best],
             "inputs and labels were shifted against each other: look where one of them was sorted, filtered or rolled",

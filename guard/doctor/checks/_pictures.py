@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from guard.doctor.case import Case
-from guard.doctor.checks._targets import labels
 
 _BATCHES, _SAMPLES = 3, 6
 _LENGTH = 120  # characters of a text
@@ -16,11 +15,10 @@ _LENGTH = 120  # characters of a text
 
 def pictures(case: Case) -> dict[str, Any]:
     """``samples``: per batch a list of ``{"input": text | [H][W] or [H][W][3] in 0 .. 255, "target": text}``."""
-    known = labels(case) is not None
-    return {"samples": [_batch(case, batch, known) for batch in case.batches[:_BATCHES]]}
+    return {"samples": [_batch(case, batch) for batch in case.batches[:_BATCHES]]}
 
 
-def _batch(case: Case, batch: Any, known: bool) -> list[dict[str, Any]]:
+def _batch(case: Case, batch: Any) -> list[dict[str, Any]]:
     x = next(iter(case.inputs(batch).values()), None)
     y = next(iter(case.targets(batch).values()), None)
     if x is None or not x.dim() or case.dim:

@@ -254,7 +254,8 @@ def summary(case: Case) -> str:
     if target is None:
         return ""
     if target.is_floating_point():
-        return f"; targets {list(target.shape)}, mean {float(target.float().mean()):.3g}, std {float(target.float().std()):.3g}"
+        t = target.float()
+        return f"; targets {list(t.shape)}, mean {float(t.mean()):.3g}, std {float(t.std()):.3g}"
     return f"; targets {list(target.shape)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,8 +59,6 @@ def check(case: Case) -> list[Finding]:
     found = _broken(profile) or [*_dead(profile), *_saturated(profile), *_trend(profile)]
     if not found:
         found = [_well(profile)]
-    import dataclasses
-
     plot = {"names": [n for n, _ in profile.outputs], "rms": [r for _, r in profile.outputs]}
     return [dataclasses.replace(found[0], plots={"activations": plot}), *found[1:]]
 
@@ -70,23 +69,26 @@ def _see(profile: _Profile, call: Call, first: bool, dim: int) -> None:
     if not out.is_floating_point() or not out.numel():
         return
     given = call.given.detach() if call.given is not None and call.given.is_floating_point() else None
-    if not profile.broken and not bool(torch.isfinite(out).all()):
-        if given is None or bool(torch.isfinite(given).all()):
-            profile.broken = call.name
+    if (
+        not profile.broken
+        and not bool(torch.isfinite(out).all())
+        and (given is None or bool(torch.isfinite(given).all()))
+    ):
+        profile.broken = call.label
     if first:
-        profile.outputs.append((call.name, _rms(out)))
+        profile.outputs.append((call.label, _rms(out)))
         if weighted(call.module) and given is not None and given.numel():
             differs = given.float() - given.float().mean(min(dim, given.dim() - 1), keepdim=True)
-            profile.inputs.append((call.name, _rms(given), _rms(differs)))
+            profile.inputs.append((call.label, _rms(given), _rms(differs)))
             profile.depths.append(_depth(call.module))
     for kind, test in kinds(call.module).items():
         ok = test(out, call.module)
         if kind == "dead":
-            _count_dead(profile, call.name, ok, _unit_dim(out))
+            _count_dead(profile, call.label, ok, _unit_dim(out))
         else:
-            flat, values = profile.flat.get(call.name, (0, 0))
-            profile.flat[call.name] = (flat + int((~ok).sum()), values + ok.numel())
-    if weighted(call.module) and given is not None and profile.inputs and profile.inputs[0][0] != call.name:
+            flat, values = profile.flat.get(call.label, (0, 0))
+            profile.flat[call.label] = (flat + int((~ok).sum()), values + ok.numel())
+    if weighted(call.module) and given is not None and profile.inputs and profile.inputs[0][0] != call.label:
         _see_functional(profile, call, given)
 
 
@@ -97,7 +99,7 @@ def _depth(module: nn.Module) -> int:
 
 def _see_functional(profile: _Profile, call: Call, given: Tensor) -> None:
     """What a functional relu or tanh left is seen where the next layer takes it."""
-    name = f"input of {call.name}"
+    name = f"the input of {call.label}"
     if given.dim() > 1 and float(given.min()) == 0.0:
         _count_dead(profile, name, given != 0, -1 if isinstance(call.module, nn.Linear) else _unit_dim(given))
     top = given.abs()
@@ -167,7 +169,7 @@ def _dead(profile: _Profile) -> list[Finding]:
             + (f"; {len(bad)} layers are so" if len(bad) > 1 else ""),
             "share of dead units",
             shares[worst],
-            "check bias and weights of the layer before it (a large negative bias?); a smaller rate, or LeakyReLU or GELU",
+            "check the layer before it (a large negative bias?); a smaller rate, or LeakyReLU or GELU",
             symptom=True,
             explains=_LATER,
         )
@@ -235,7 +237,7 @@ def _well(profile: _Profile) -> Finding:
     return Finding(
         "activations",
         "PASS",
-        f"norms change by a factor {ratio:.2g} through {len(profile.inputs)} layers; at most {dead:.0%} dead units in one",
+        f"norms change by a factor {ratio:.2g} in {len(profile.inputs)} layers; at most {dead:.0%} dead units in one",
         "last / first rms",
         ratio,
     )

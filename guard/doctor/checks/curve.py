@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from guard.doctor import tree
 from guard.doctor.case import Case
 from guard.doctor.finding import Finding
-from guard.doctor.training import rates, scale, train
+from guard.doctor.training import paced, rates, scale, train
 
 # The guard's own detectors judge runs of thousands of steps, and say nothing on a hundred: here the same batches are
 # looked at again and again, so that what moves is the model and not the data.
@@ -23,7 +24,7 @@ _STILL = 0.01
 _SWINGS, _HIGH = 3.0, 0.5  # sum of rises / fall; and that is more than half of the first loss
 _EXPLODED = 2.0  # times the first loss
 _OVERFITS, _LOST = 1.25, 0.1  # held-out loss at the end / at its best; share of its fall that it has risen again
-_FEW = 20  # steps, below which no curve has a name
+_LEAST = 50  # steps; slow models get smaller batches rather than fewer
 _BELONGS = 0.01  # of the loss: what other samples' inputs cost, when the answer depends on the input
 
 
@@ -54,8 +55,6 @@ def check(case: Case) -> list[Finding]:
         return [Finding("curve", "SKIP", "nothing is trained")]
     run = _run(case)
     name, finding = _name(case, run)
-    import dataclasses
-
     plots = {
         "curve": {
             "name": name,
@@ -73,10 +72,10 @@ def _run(case: Case) -> _Run:
     held = case.held_out[:4]
     own = case.validation is None and bool(held)
     trained = case.batches[: len(case.batches) - len(case.held_out)] if own else case.batches
+    trained, steps = paced(case, trained, case.effort.curve_steps, case.effort.curve_seconds / 2, _LEAST)
+    held = tuple(case.few(max(4, len(next(iter(case.inputs(trained[0]).values()), held))), b) for b in held)
     same = trained[:2]
-    steps = case.effort.curve_steps
     every = max(1, steps // _LOOKS)
-    over = case.effort.until(case.effort.curve_seconds)
     at: list[int] = []
     before: list[float] = []
     validated: list[float] = []
@@ -99,7 +98,7 @@ def _run(case: Case) -> _Run:
             return not math.isfinite(before[-1])
 
         look(0)
-        losses = train(case, model, case.box.optimizer, trained, steps, over=over, watch=watch)
+        losses = train(case, model, case.box.optimizer, trained, steps, watch=watch)
         if at[-1] != len(losses):
             look(len(losses))
         swapped = case.mean_loss(model, tuple(_swap(case, b) for b in held)) if held else math.nan
@@ -135,14 +134,12 @@ def _name(case: Case, run: _Run) -> tuple[str, Finding]:
         )
     low = math.isfinite(guess) and end < 0.5 * guess
     fall = first - end
-    if steps < _FEW:
-        return "short", Finding("curve", "SKIP", f"{said}: time was up", advice="give it more time (without --quick)")
     if fall < _FLAT * size and not low:
         return "flat", _finding(
             "WARN",
             f"{said}: flat",
             end,
-            "check, in this order: that labels belong to inputs, that gradients reach the weights, the rate (try ten times), "
+            "check, in this order: that labels belong to inputs, that gradients arrive, the rate (try ten times), "
             "capacity; some tasks are just slow to begin",
         )
     rises = math.fsum(max(0.0, b - a) for a, b in zip(run.same, run.same[1:], strict=False))

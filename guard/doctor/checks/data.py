@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -37,8 +38,6 @@ def check(case: Case) -> list[Finding]:
 
 
 def _with(finding: Finding, plots: dict[str, Any]) -> Finding:
-    import dataclasses
-
     return dataclasses.replace(finding, plots={**finding.plots, **plots})
 
 
@@ -116,7 +115,7 @@ def _few(case: Case) -> list[Finding]:
             Finding(
                 "data",
                 "WARN",
-                f"the train loader is an iterator that can be read once; {len(case.supply.batches)} batches are gone from it",
+                "the train loader is an iterator that can be read once; the batches read here are gone from it",
                 "batches",
                 float(len(case.supply.batches)),
                 "give a DataLoader or another iterable that starts anew each pass",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,8 +64,6 @@ def check(case: Case) -> list[Finding]:
         found += [f for f in (_vanishing(rows), _exploding(rows)) if f]
     if not any(f.bad for f in found):
         found.append(_well(rows))
-    import dataclasses
-
     plot = {
         "names": [r.name for r in rows],
         "norm": [r.norm for r in rows],
@@ -156,7 +155,7 @@ def _forgotten(case: Case, names: dict[int, str]) -> Iterator[Finding]:
     share = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in held) / weights
     yield _finding(
         "FAIL",
-        f"the optimizer does not hold {len(missing)} trainable parameter tensors ({share:.0%} of the weights): {_list(missing)}",
+        f"the optimizer lacks {len(missing)} trainable parameter tensors ({share:.0%} of all): {_list(missing)}",
         "give the optimizer model.parameters(), or freeze them with requires_grad_(False)",
         "share of weights",
         share,

@@ -27,7 +27,9 @@ def check(case: Case) -> list[Finding]:
         return [Finding("leakage", "SKIP", "the output does not tell samples apart, or no gradient leads to the input")]
     share, others = along
     if share == 0.0:
-        return [Finding("leakage", "PASS", f"a sample's output depends on none of {others} others", "leaking share", share)]
+        return [
+            Finding("leakage", "PASS", f"a sample's output depends on none of {others} others", "leaking share", share)
+        ]
     norms = [n for n, m in case.box.model.named_modules() if _own_statistics(m)]
     if norms:
         return [
@@ -44,7 +46,7 @@ def check(case: Case) -> list[Finding]:
         return [
             _finding(
                 "WARN",
-                f"outputs depend on each other along dimension {one}, not along {other}: well if that counts the samples",
+                f"outputs depend on each other along dimension {one}, not {other}: well if that counts the samples",
                 share,
                 "if dimension 0 counts samples: batch_first=True, or a transpose",
             )
@@ -54,7 +56,7 @@ def check(case: Case) -> list[Finding]:
             "FAIL",
             f"a sample's output depends on {share:.0%} of the other samples of its batch",
             share,
-            "look for view/reshape/transpose that mix the batch dimension, mean or softmax over dim 0, attention without "
+            "look for view or transpose that mix the batch dimension, mean or softmax over dim 0, attention without "
             "batch_first",
             explains=("overfit", "rate", "curve"),
         )
@@ -85,7 +87,9 @@ def _leaks(case: Case, batch: Any) -> tuple[_Answer, _Answer]:
     with case.box.trial() as model:
         model.eval()
         for module in model.modules():
-            if isinstance(module, nn.RNNBase) and case.box.device.type == "cuda":  # cuDNN goes back in training mode only
+            if (
+                isinstance(module, nn.RNNBase) and case.box.device.type == "cuda"
+            ):  # cuDNN goes back in training mode only
                 module.train()
                 module.dropout = 0.0
         for p in model.parameters():

@@ -31,7 +31,7 @@ def check(case: Case) -> list[Finding]:
                 "loss",
                 "FAIL",
                 f"the loss cannot be computed: {case.problem}",
-                advice="it is called as loss(output, target); loss(model, batch) if its first parameter is called model",
+                advice="it is called as loss(output, target), or loss(model, batch) if its first parameter is model",
                 explains=_LATER,
                 stops=True,
             )
@@ -118,7 +118,7 @@ def _broadcast(case: Case, outcome: Outcome) -> Finding | None:
     return Finding(
         "loss",
         "FAIL",
-        f"outputs {list(a)} and targets {list(b)} are broadcast to {[a[0], a[0]]}: each output is compared with all targets",
+        f"outputs {list(a)} and targets {list(b)} are broadcast to {[a[0], a[0]]}: each output meets all targets",
         advice="give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",
         explains=("overfit", "rate", "curve"),
     )
@@ -208,7 +208,7 @@ def _reduction(case: Case) -> Finding | None:
     return Finding(
         "loss",
         "WARN",
-        f"the loss is a sum over the {size} samples of a batch, not their mean: gradients are {size} times as large, and "
+        f"the loss is a sum over the {size} samples of a batch, not a mean: gradients are {size} times as large, and "
         "change with the batch size",
         "loss",
         full,

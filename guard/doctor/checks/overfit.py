@@ -42,20 +42,20 @@ def check(case: Case) -> list[Finding]:
         return [Finding("overfit", "PASS", f"the first loss, {first:.3g}, is as low as it can be", "loss", first)]
     best: list[float] = []
     for rate in _RATES:
-        losses, _ = _memorise(case, batch, rate, min(_TRY, case.effort.overfit_steps), floor, over)
+        losses, _ = _memorise(case, batch, rate, min(_TRY, case.effort.overfit_steps), floor=floor, over=over)
         if not best or _end(losses) < _end(best):
             best, chosen = losses, rate
         if _share(first, _end(best), floor) < _PASS or over():
             break
     accuracy = math.nan
     if _share(first, _end(best), floor) >= _PASS and not over():
-        losses, accuracy = _memorise(case, batch, chosen, case.effort.overfit_steps, floor, over)
+        losses, accuracy = _memorise(case, batch, chosen, case.effort.overfit_steps, floor=floor, over=over)
         best = losses if _end(losses) <= _end(best) else best
-    return [_judge(case, first, best, floor, accuracy, batch)]
+    return [_judge(case, batch, first, best, floor=floor, accuracy=accuracy)]
 
 
 def _memorise(
-    case: Case, batch: Any, rate: float, steps: int, floor: float, over: Callable[[], bool]
+    case: Case, batch: Any, rate: float, steps: int, *, floor: float, over: Callable[[], bool]
 ) -> tuple[list[float], float]:
     """Losses of training on one batch, and the share of labels that are right at the end."""
     with case.box.trial(quiet=True) as model:
@@ -117,7 +117,7 @@ def _floor(case: Case, outcome: Outcome) -> float:
     return 0.0
 
 
-def _judge(case: Case, first: float, losses: list[float], floor: float, accuracy: float, batch: Any) -> Finding:
+def _judge(case: Case, batch: Any, first: float, losses: list[float], *, floor: float, accuracy: float) -> Finding:
     share, steps = _share(first, _end(losses), floor), len(losses)
     count = next((len(t) for t in case.inputs(batch).values()), 0)
     said = f"{count} samples: loss from {first:.3g} to {_end(losses):.3g} in {steps} steps"
@@ -131,7 +131,9 @@ def _judge(case: Case, first: float, losses: list[float], floor: float, accuracy
     if unfinished:
         verdict: Verdict = "PASS" if accuracy == 1.0 else "SKIP"
         advice = "give it more time (without --quick)"
-        return Finding("overfit", verdict, said + "; time was up while it still fell", measure, 100 * share, advice, plots)
+        return Finding(
+            "overfit", verdict, said + "; time was up while it still fell", measure, 100 * share, advice, plots
+        )
     if share < _PARTIAL:
         advice = "enough for large models; else more capacity, less regularisation"
         return Finding("overfit", "WARN", said + " (partial)", measure, 100 * share, advice, plots, symptom=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,8 +52,6 @@ def check(case: Case) -> list[Finding]:
     found = [f for d in _HALF if (f := _judge(_NAMES[d], exact, looks, layers, chosen is d))]
     if not found:
         found = [_well(exact, looks, layers, chosen)]
-    import dataclasses
-
     return [dataclasses.replace(found[0], plots={"precision": layers, "passes": _passes(exact, looks)}), *found[1:]]
 
 
@@ -62,10 +61,10 @@ def _look(case: Case, batch: Any, dtype: torch.dtype | None, scale: float = 1.0)
 
     def see(call: Call) -> None:
         if not look.overflowed and not _finite(call.out):
-            look.overflowed = call.name if _finite(call.given) else f"front of {call.name}"
+            look.overflowed = call.label if _finite(call.given) else f"front of {call.label}"
         if call.out.is_floating_point():
-            calls[call.name] = count = calls.get(call.name, 0) + 1
-            look.outputs[call.name if count == 1 else f"{call.name}#{count}"] = call.out.detach().float().cpu()
+            calls[call.label] = count = calls.get(call.label, 0) + 1
+            look.outputs[call.label if count == 1 else f"{call.label} #{count}"] = call.out.detach().float().cpu()
 
     low = torch.autocast(case.box.device.type, dtype=dtype) if dtype else contextlib.nullcontext()
     with case.box.trial(quiet=True) as model:
@@ -196,7 +195,7 @@ def _well(exact: _Look, looks: dict[str, _Look], layers: list[dict[str, Any]], c
             parts.append(f"{name} not tried ({look.error})")
             continue
         worst = max(worst, *errors, 0.0)
-        parts.append(f"{name} within {max(errors, default=0.0):.1%} in every layer")
+        parts.append(f"{name} within {max(errors, default=0.0):.2%} in every layer")
     advice = ""
     lost = 0.0 if looks["FP16"].error or not looks["FP16"].finite else _underflow(exact, looks["FP16"])
     if lost > 0.01:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +11,15 @@ from typing import Any
 from guard.doctor.case import Case
 from guard.doctor.checks import _optimizer
 from guard.doctor.finding import Finding, Verdict
-from guard.doctor.training import rates, scale, step, train
+from guard.doctor.training import paced, rates, scale, step, train
 
+_LEAST_RANGE, _LEAST_SWEEP = 48, 20  # steps; slow models get smaller batches rather than fewer
 _LOWEST, _HIGHEST = 1e-7, 10.0
 _SMOOTH = 0.8  # of the moving average, with bias correction
 _DIVERGED = 4.0  # times the best smoothed loss
 _EVALUATED = 4  # batches on which a rate is judged, before and after
-# A short run always favours higher rates than a long one: a rate may stand far below a good one of a few dozen steps, and
-# does in as many times the steps what that does. A factor of 50 makes of 30 steps 1,500, of 300 it makes 9,000.
+# A short run favours higher rates than a long one: a rate may stand far below a good one of a few dozen steps, and does
+# in as many times the steps what that does. A factor of 50 makes of 30 steps 1,500, of 300 it makes 9,000.
 _LOW: tuple[tuple[Verdict, float, float], ...] = (  # progress against the best's is below; a good rate / rate is above
     ("FAIL", 0.01, 300.0),
     ("WARN", 0.12, 50.0),
@@ -28,6 +30,16 @@ _HIGH = 0.25  # progress against the best's, when that stands a factor of 10 low
 _THROWN, _BEHIND = 2.0, 0.15  # highest loss / first loss; what is missing of the best's fall when the steps are over
 _LEARNS = 0.02  # of the first loss: less, and no rate has been shown to work
 _LATER = ("curve",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """A range test: rates, smoothed losses, and what is read off them; None: there is no such point."""
+
+    rates: list[float]
+    losses: list[float]
+    steepest: float | None
+    diverges: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +62,11 @@ def check(case: Case) -> list[Finding]:
     if current <= 0 or not math.isfinite(current):
         return fixed
     trained = case.batches[: len(case.batches) - len(case.held_out)] if case.validation is None else case.batches
-    tested, smooth = _range_test(case, trained or case.batches, base, current)
-    steepest, diverges = _read(tested, smooth)
-    tried, start = _sweep(case, trained or case.batches, base, current, tested, smooth)
+    trained = trained or case.batches
+    test = _range_test(case, trained, base)
+    tried, start = _sweep(case, trained, base, test)
     plots = {
-        "range": {"rates": tested, "losses": smooth, "steepest": steepest, "diverges": diverges},
+        "range": dataclasses.asdict(test),
         "sweep": {
             "rates": [t.rate for t in tried],
             "losses": [t.after if math.isfinite(t.after) else None for t in tried],
@@ -62,18 +74,13 @@ def check(case: Case) -> list[Finding]:
             "current": current if case.box.given else None,
         },
     }
-    import dataclasses
-
-    found = [*fixed, _judge(case, tried, start, current, steepest, diverges)]
+    found = [*fixed, _judge(case, tried, start, test)]
     return [dataclasses.replace(found[0], plots=plots), *found[1:]]
 
 
-def _range_test(
-    case: Case, batches: Sequence[Any], base: list[float], current: float
-) -> tuple[list[float], list[float]]:
+def _range_test(case: Case, batches: Sequence[Any], base: list[float]) -> _Test:
     """Rates and smoothed losses while the rate grows exponentially, until divergence."""
-    count = case.effort.range_steps
-    over = case.effort.until(case.effort.range_seconds)
+    batches, count = paced(case, batches, case.effort.range_steps, case.effort.range_seconds, _LEAST_RANGE)
     used: list[float] = []
     smooth: list[float] = []
     with case.box.trial() as model:
@@ -81,7 +88,7 @@ def _range_test(
         average = 0.0
         for i in range(count):
             rate = _LOWEST * (_HIGHEST / _LOWEST) ** (i / (count - 1))
-            scale(case.box.optimizer, base, rate / current)
+            scale(case.box.optimizer, base, rate / max(base))
             loss = step(case, model, case.box.optimizer, batches[i % len(batches)])
             average = _SMOOTH * average + (1 - _SMOOTH) * loss
             value = average / (1 - _SMOOTH ** (i + 1))
@@ -89,9 +96,9 @@ def _range_test(
                 break
             used.append(rate)
             smooth.append(value)
-            if over() or _has_diverged(smooth):
+            if _has_diverged(smooth):
                 break
-    return used, smooth
+    return _Test(used, smooth, *_read(used, smooth))
 
 
 def _has_diverged(smooth: list[float]) -> bool:
@@ -104,6 +111,8 @@ def _read(used: list[float], smooth: list[float]) -> tuple[float | None, float |
     if len(smooth) < 8:
         return None, used[-1] if used and used[-1] < _HIGHEST * 0.99 else None
     lowest = min(range(len(smooth)), key=smooth.__getitem__)
+    if smooth[0] - smooth[lowest] < _LEARNS * abs(smooth[0]):
+        return None, None
     slopes = [smooth[i + 1] - smooth[i - 1] for i in range(1, lowest)]
     steepest = used[1 + min(range(len(slopes)), key=slopes.__getitem__)] if slopes and min(slopes) < 0 else None
     limit = smooth[lowest] + 0.5 * abs(smooth[0] - smooth[lowest]) + 0.1 * abs(smooth[0])
@@ -111,32 +120,30 @@ def _read(used: list[float], smooth: list[float]) -> tuple[float | None, float |
     return steepest, diverges
 
 
-def _sweep(
-    case: Case, batches: Sequence[Any], base: list[float], current: float, tested: list[float], smooth: list[float]
-) -> tuple[list[_Tried], float]:
+def _sweep(case: Case, batches: Sequence[Any], base: list[float], test: _Test) -> tuple[list[_Tried], float]:
     """Every rate for the same steps on the same batches from the same weights; and the loss before."""
+    candidates = _candidates(case, max(base), test)
+    time = case.effort.rate_seconds / len(candidates)
+    batches, steps = paced(case, batches, case.effort.rate_steps, time, _LEAST_SWEEP)
     judged = tuple(batches[:_EVALUATED])
     with case.box.trial() as model:
         start = case.mean_loss(model, judged)
-    seconds = case.effort.rate_seconds
-    candidates = _candidates(case, current, tested, smooth)
     tried = []
     for rate in candidates:
-        over = case.effort.until(seconds / len(candidates))
         with case.box.trial() as model:
             assert case.box.optimizer is not None
-            scale(case.box.optimizer, base, rate / current)
-            losses = train(case, model, case.box.optimizer, batches, case.effort.rate_steps, over=over)
+            scale(case.box.optimizer, base, rate / max(base))
+            losses = train(case, model, case.box.optimizer, batches, steps)
             after = case.mean_loss(model, judged) if all(map(math.isfinite, losses)) else math.inf
             tried.append(_Tried(rate, after if math.isfinite(after) else math.inf, max(losses)))
     return tried, start
 
 
-def _candidates(case: Case, current: float, tested: list[float], smooth: list[float]) -> list[float]:
+def _candidates(case: Case, current: float, test: _Test) -> list[float]:
     """The rate as it is, a tenth and ten times of it; and some below the lowest point of the range test."""
     wanted = [current, current / 10, current * 10] if case.box.given else []
-    if smooth:
-        lowest = tested[min(range(len(smooth)), key=smooth.__getitem__)]
+    if test.losses:
+        lowest = test.rates[min(range(len(test.losses)), key=test.losses.__getitem__)]
         wanted += [r for r in (lowest / 3, lowest / 10, lowest / 30, lowest / 100) if r >= _LOWEST]
         wanted = wanted or [lowest]
     kept: list[float] = []
@@ -146,9 +153,9 @@ def _candidates(case: Case, current: float, tested: list[float], smooth: list[fl
     return sorted(kept)
 
 
-def _judge(
-    case: Case, tried: list[_Tried], start: float, current: float, steepest: float | None, diverges: float | None
-) -> Finding:
+def _judge(case: Case, tried: list[_Tried], start: float, test: _Test) -> Finding:
+    assert case.box.optimizer is not None
+    current = max(rates(case.box.optimizer))
     best = min(tried, key=lambda t: t.after)
     gain = start - best.after
     if not math.isfinite(best.after) or gain < _LEARNS * max(abs(start), 1e-12):
@@ -159,15 +166,15 @@ def _judge(
         return Finding(
             "rate",
             "SKIP",
-            f"no rate from {tried[0].rate:.1e} to {tried[-1].rate:.1e} lowers the loss much in {case.effort.rate_steps} steps",
+            f"no rate from {tried[0].rate:.1e} to {tried[-1].rate:.1e} lowers the loss within the trial",
             "best change of the loss",
             -gain,
             "the learning rate is not the problem: look at the other checks first; or the task is hard to begin with",
         )
     suggestion = best.rate / 2
     case.notes["suggestion"] = suggestion
-    points = f"steepest descent at {steepest:.1e}" if steepest else "no steepest point"
-    points += f", divergence at {diverges:.1e}" if diverges else ", no divergence up to the end"
+    points = f"steepest descent at {test.steepest:.1e}" if test.steepest else "no steepest point"
+    points += f", divergence at {test.diverges:.1e}" if test.diverges else ", no divergence up to the end"
     if not case.box.given:
         return Finding("rate", "PASS", f"no optimizer was given; {points}", "suggested rate (AdamW)", suggestion)
     own = next(t for t in tried if t.rate == current)
@@ -199,8 +206,8 @@ def _judge(
             symptom=True,
             explains=_LATER,
         )
-    thrown = own.highest > start + (_THROWN - 1) * abs(start) and own.after - best.after > _BEHIND * gain
-    if thrown and ratio < 0.4:
+    behind = own.after - best.after > _BEHIND * gain
+    if behind and own.highest > start + (_THROWN - 1) * abs(start) and ratio < 0.4:
         return Finding(
             "rate",
             "WARN",
@@ -225,7 +232,13 @@ def _judge(
                 symptom=True,
                 explains=_LATER,
             )
-    return Finding("rate", "PASS", f"{current:.1e} works: {compared}; {points}", "suggested rate", suggestion)
+    return Finding(
+        "rate",
+        "PASS",
+        f"{current:.1e} works: {compared}; {points}; half of the best is {suggestion:.1e}",
+        "suggested rate",
+        suggestion,
+    )
 
 
 def _compared(tried: list[_Tried], current: float, start: float) -> str:

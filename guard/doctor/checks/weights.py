@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from guard.doctor.case import Case
 from guard.doctor.finding import Finding
 from guard.doctor.walk import NORMS, WEIGHTED
 
-# gain = std * sqrt(fan_in): 1.41 after Kaiming, 1 after Xavier, 0.58 as torch initialises by default, 0.16 with std 0.02
-# and width 64, 0.05 in depthwise convolutions by fan_out. A gain of 10 multiplies the signal by 7 in every layer.
+# gain = std * sqrt(fan_in): 1.41 after Kaiming, 1 after Xavier, 0.58 as torch initialises by default, 0.16 with std
+# 0.02 and width 64, 0.05 in depthwise convolutions by fan_out. A gain of 10 multiplies the signal by 7 in every layer.
 _HUGE, _LARGE, _TINY = 10.0, 5.0, 0.03
 _EMBEDDING = 20.0  # std; torch's default is 1
 _NORM = 10.0  # gain of a normalisation layer; it begins at 1
@@ -43,8 +44,6 @@ def check(case: Case) -> list[Finding]:
     found = [f for f in (_broken(case.box.model), _constant(case), *_scales(case)) if f]
     if not found:
         found = [_well(case, len(rows))]
-    import dataclasses
-
     return [dataclasses.replace(found[0], plots={"weights": rows}), *found[1:]]
 
 
