@@ -1,4 +1,4 @@
-"""Nothing of the user's changes, bit for bit: weights, statistics, random numbers, modes, hooks, gradients, optimizer."""
+"""Nothing of the user's changes, bit for bit: weights, statistics, random numbers, modes, hooks, gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from guard.doctor import Setup
 from guard.doctor.effort import Effort
 from guard.doctor.sandbox import Sandbox, holds
 
-STILL = Effort.quick(clock=lambda: 0.0)
 SHORT = Effort(batches=6, overfit_steps=5, range_steps=12, rate_steps=3, curve_steps=6, sample=4, clock=lambda: 0.0)
 
 
@@ -101,11 +100,11 @@ def test_nothing_is_changed(make):
     parts = used(make(0))
     before = state(parts)
     report = doctor.examine(Setup.of(parts), effort=SHORT)
-    assert {c: report.verdict_of(c) for c in ("data", "gradients")} != {}
+    assert not [f for f in report.findings if "could not be looked at" in f.sentence]
     assert [k for k, v in state(parts).items() if not same(v, before[k])] == []
 
 
-def test_a_loader_with_its_own_generator_goes_on_as_if_nobody_had_read(tmp_path):
+def test_a_loader_with_its_own_generator_goes_on_as_if_nobody_had_read():
     parts = base(0)
     generators = [torch.Generator().manual_seed(5) for _ in range(2)]
     x, y = parts["train"].dataset.tensors
