@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,11 @@ class Case:
         assert self.form is not None
         size, dim = samples(self.form, batch)
         return batch if size <= count else tree.take(batch, slice(0, count), size, dim)
+
+    def glance(self, batches: Sequence[Any]) -> tuple[Any, ...]:
+        """As much of each batch as a model is judged on between steps."""
+        count = max(4, self.effort.look // 8) if self.per_position else self.effort.look
+        return tuple(self.few(count, b) for b in batches)
 
     def inputs(self, batch: Any) -> dict[str, Tensor]:
         return self.form.inputs(batch) if self.form else {}

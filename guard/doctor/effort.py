@@ -18,6 +18,7 @@ class Effort:
         rate_steps, rate_seconds: of each rate of the sweep; of the whole sweep.
         curve_steps, curve_seconds: of the short run.
         sample: samples that single looks use (precision, leakage).
+        look: samples of a batch on which a model is judged between steps; of sequences an eighth.
         clock: monotonic [s].
     """
 
@@ -31,6 +32,7 @@ class Effort:
     curve_steps: int = 240
     curve_seconds: float = 30.0
     sample: int = 16
+    look: int = 128
     clock: Callable[[], float] = time.monotonic
 
     @classmethod
@@ -39,14 +41,15 @@ class Effort:
         return cls(
             batches=24,
             overfit_steps=300,
-            overfit_seconds=2.5,
+            overfit_seconds=2.0,
             range_steps=60,
-            range_seconds=1.5,
+            range_seconds=1.0,
             rate_steps=30,
-            rate_seconds=3.0,
+            rate_seconds=2.5,
             curve_steps=100,
-            curve_seconds=2.5,
+            curve_seconds=2.0,
             sample=8,
+            look=64,
             clock=clock,
         )
 

@@ -87,12 +87,12 @@ def paced(case: Case, batches: Sequence[Any], steps: int, seconds: float, least:
 
 
 def _seconds(case: Case, batch: Any) -> float:
-    """Of one step with such a batch, the quickest of three."""
+    """Of one step with such a batch, the quicker of two."""
     if "step_seconds" not in case.notes:
         taken = []
         with case.box.trial() as model:
             assert case.box.optimizer is not None
-            for _ in range(3):
+            for _ in range(2):
                 begun = case.effort.clock()
                 step(case, model, case.box.optimizer, batch)
                 taken.append(case.effort.clock() - begun)

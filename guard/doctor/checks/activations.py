@@ -52,7 +52,7 @@ def check(case: Case) -> list[Finding]:
     """Activation norms layer by layer, and the share of dead and saturated units."""
     profile = _Profile()
     with case.box.trial(quiet=True) as model:
-        for i, batch in enumerate(case.batches[:_BATCHES]):
+        for i, batch in enumerate(case.glance(case.batches[:_BATCHES])):
             with watching(model, lambda call, i=i: _see(profile, call, i == 0, case.dim)):  # type: ignore[misc]
                 assert case.form is not None
                 case.form.forward(model, batch) if case.form.mode != "model" else case.run(model, batch)

@@ -17,14 +17,14 @@ from guard.doctor.training import paced, rates, scale, train
 
 # The guard's own detectors judge runs of thousands of steps, and say nothing on a hundred: here the same batches are
 # looked at again and again, so that what moves is the model and not the data.
-_LOOKS = 25  # at the loss on the same batches
+_LOOKS = 20  # at the loss on the same batches
 _FLAT = 0.01  # of the first loss
 _SATURATED = 0.9  # of the first loss, or of what a constant answer gets, where the second half stands still
 _STILL = 0.01
 _SWINGS, _HIGH = 3.0, 0.5  # sum of rises / fall; and that is more than half of the first loss
 _EXPLODED = 2.0  # times the first loss
 _OVERFITS, _LOST = 1.25, 0.1  # held-out loss at the end / at its best; share of its fall that it has risen again
-_LEAST = 50  # steps; slow models get smaller batches rather than fewer
+_LEAST = 40  # steps; slow models get smaller batches rather than fewer
 _BELONGS = 0.01  # of the loss: what other samples' inputs cost, when the answer depends on the input
 
 
@@ -69,12 +69,12 @@ def check(case: Case) -> list[Finding]:
 
 
 def _run(case: Case) -> _Run:
-    held = case.held_out[:4]
+    held = case.held_out
     own = case.validation is None and bool(held)
     trained = case.batches[: len(case.batches) - len(case.held_out)] if own else case.batches
     trained, steps = paced(case, trained, case.effort.curve_steps, case.effort.curve_seconds / 2, _LEAST)
-    held = tuple(case.few(max(4, len(next(iter(case.inputs(trained[0]).values()), held))), b) for b in held)
-    same = trained[:2]
+    shown = 2 if steps == case.effort.curve_steps else 1  # a slow model is looked at less
+    held, same = case.glance(held[:shown]), case.glance(trained[:shown])
     every = max(1, steps // _LOOKS)
     at: list[int] = []
     before: list[float] = []

@@ -44,7 +44,10 @@ def check(case: Case) -> list[Finding]:
     if not any(p.requires_grad for p in model.parameters()):
         return [
             _finding(
-                "FAIL", "no parameter can be trained: all are frozen", "requires_grad_(True) on what is to be trained"
+                "FAIL",
+                "no parameter can be trained: all are frozen",
+                "requires_grad_(True) on what is to be trained",
+                stops=True,
             )
         ]
     found = [*_frozen(model), *_forgotten(case, names)]

@@ -16,9 +16,9 @@ from guard.doctor.losses import guess_of_classes
 
 _LATER = ("gradients", "leakage", "overfit", "rate", "precision", "curve")
 _DYNAMIC = ("gradients", "overfit", "rate", "precision", "curve")
-# Random logits of standard deviation s cost about s * s / 2 nats more than uniform ones. Usual heads begin below s = 1;
-# half a nat, and a quarter of the expected value where there are many classes, leave room for that.
-_NATS, _SHARE = 0.5, 0.25
+# Random logits of standard deviation s cost about s * s / 2 nats more than uniform ones. Heads as torch initialises
+# them begin below s = 1, after Kaiming near 2; beyond that the first steps only unlearn. The share is for many classes.
+_NATS, _SHARE = 2.5, 0.25
 _ABSURD = 20.0  # times the expected value: logits of standard deviation 20 and more
 _VALUES, _ABSURD_VALUES = 10.0, 1000.0  # times the mean square of the targets, i.e. outputs sqrt of that too large
 

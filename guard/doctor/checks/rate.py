@@ -13,7 +13,7 @@ from guard.doctor.checks import _optimizer
 from guard.doctor.finding import Finding, Verdict
 from guard.doctor.training import paced, rates, scale, step, train
 
-_LEAST_RANGE, _LEAST_SWEEP = 48, 20  # steps; slow models get smaller batches rather than fewer
+_LEAST_RANGE, _LEAST_SWEEP = 40, 15  # steps; slow models get smaller batches rather than fewer
 _LOWEST, _HIGHEST = 1e-7, 10.0
 _SMOOTH = 0.8  # of the moving average, with bias correction
 _DIVERGED = 4.0  # times the best smoothed loss
@@ -27,7 +27,7 @@ _LOW: tuple[tuple[Verdict, float, float], ...] = (  # progress against the best'
 _ENOUGH = 0.1  # of the planned steps: a slow rate that is there by then is not too slow
 _GOOD = 0.9  # progress against the best's
 _HIGH = 0.25  # progress against the best's, when that stands a factor of 10 lower; some dozen steps overshoot easily
-_THROWN, _BEHIND = 2.0, 0.15  # highest loss / first loss; what is missing of the best's fall when the steps are over
+_THROWN, _BEHIND = 1.25, 0.25  # highest loss / the best's highest; what is missing of the best's fall at the end
 _LEARNS = 0.02  # of the first loss: less, and no rate has been shown to work
 _LATER = ("curve",)
 
@@ -125,7 +125,7 @@ def _sweep(case: Case, batches: Sequence[Any], base: list[float], test: _Test) -
     candidates = _candidates(case, max(base), test)
     time = case.effort.rate_seconds / len(candidates)
     batches, steps = paced(case, batches, case.effort.rate_steps, time, _LEAST_SWEEP)
-    judged = tuple(batches[:_EVALUATED])
+    judged = case.glance(batches[: _EVALUATED if steps == case.effort.rate_steps else 1])
     with case.box.trial() as model:
         start = case.mean_loss(model, judged)
     tried = []
@@ -207,7 +207,7 @@ def _judge(case: Case, tried: list[_Tried], start: float, test: _Test) -> Findin
             explains=_LATER,
         )
     behind = own.after - best.after > _BEHIND * gain
-    if behind and own.highest > start + (_THROWN - 1) * abs(start) and ratio < 0.4:
+    if behind and own.highest > best.highest + (_THROWN - 1) * abs(best.highest) and ratio < 0.4:
         return Finding(
             "rate",
             "WARN",
