@@ -86,6 +86,9 @@ def paced(case: Case, batches: Sequence[Any], steps: int, seconds: float, least:
     return tuple(case.few(count, b) for b in batches), least
 
 
+OVERTIME = 2.0  # times the planned time: then a loop ends, however far it is; what it could not show is left open
+
+
 def _seconds(case: Case, batch: Any) -> float:
     """Of one step with such a batch, the quicker of two."""
     if "step_seconds" not in case.notes:

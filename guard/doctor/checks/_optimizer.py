@@ -105,7 +105,7 @@ def _course(scheduler: Any, count: int, way: str) -> Finding | None:
     peak = max(values)
     if peak <= 0:
         return _problem("FAIL", f"{said}the schedule never leaves 0", 0.0)
-    top = values.index(peak)
+    top = next(i for i, v in enumerate(values) if v > (1 - 1e-6) * peak)  # rounded, when it comes again
     over = next((i for i in range(top, len(values)) if values[i] < _LEFT * peak), None)
     if over is not None and over < _EARLY * count:
         again = max(values[over:]) > 0.1 * peak

@@ -13,7 +13,7 @@ from torch import Tensor
 from guard.doctor import tree
 from guard.doctor.case import Case
 from guard.doctor.finding import Finding
-from guard.doctor.training import paced, rates, scale, train
+from guard.doctor.training import OVERTIME, paced, rates, scale, train
 
 # The guard's own detectors judge runs of thousands of steps, and say nothing on a hundred: here the same batches are
 # looked at again and again, so that what moves is the model and not the data.
@@ -21,9 +21,10 @@ _LOOKS = 20  # at the loss on the same batches
 _FLAT = 0.01  # of the first loss
 _SATURATED = 0.9  # of the first loss, or of what a constant answer gets, where the second half stands still
 _STILL = 0.01
-_SWINGS, _HIGH = 3.0, 0.5  # sum of rises / fall; and that is more than half of the first loss
+_SWINGS, _HIGH, _WIDE = 3.0, 0.5, 0.2  # sum of rises / fall; loss at the end and range, in first losses
 _EXPLODED = 2.0  # times the first loss
-_OVERFITS, _LOST = 1.25, 0.1  # held-out loss at the end / at its best; share of its fall that it has risen again
+_OVERFITS, _LOST = 1.25, 0.25  # held-out loss at the end / at its best; share of its fall that is lost again
+_FEW = 20  # steps, below which no curve has a name
 _LEAST = 40  # steps; slow models get smaller batches rather than fewer
 _BELONGS = 0.01  # of the loss: what other samples' inputs cost, when the answer depends on the input
 
@@ -76,6 +77,7 @@ def _run(case: Case) -> _Run:
     shown = 2 if steps == case.effort.curve_steps else 1  # a slow model is looked at less
     held, same = case.glance(held[:shown]), case.glance(trained[:shown])
     every = max(1, steps // _LOOKS)
+    over = case.effort.until(OVERTIME * case.effort.curve_seconds)
     at: list[int] = []
     before: list[float] = []
     validated: list[float] = []
@@ -98,7 +100,7 @@ def _run(case: Case) -> _Run:
             return not math.isfinite(before[-1])
 
         look(0)
-        losses = train(case, model, case.box.optimizer, trained, steps, watch=watch)
+        losses = train(case, model, case.box.optimizer, trained, steps, over=over, watch=watch)
         if at[-1] != len(losses):
             look(len(losses))
         swapped = case.mean_loss(model, tuple(_swap(case, b) for b in held)) if held else math.nan
@@ -134,6 +136,17 @@ def _name(case: Case, run: _Run) -> tuple[str, Finding]:
         )
     low = math.isfinite(guess) and end < 0.5 * guess
     fall = first - end
+    if steps < _FEW:
+        return "short", Finding("curve", "SKIP", f"{said}: time was up", advice="give it more time (without --quick)")
+    rises = math.fsum(max(0.0, b - a) for a, b in zip(run.same, run.same[1:], strict=False))
+    wide = max(run.same) - best > _WIDE * size
+    if wide and rises > _SWINGS * max(first - best, 1e-12) and end > _HIGH * size:
+        return "oscillation", _finding(
+            "WARN",
+            f"{said}: it oscillates",
+            rises / max(first - best, 1e-12),
+            "lower the rate by 3 to 10, or larger batches; warm it up",
+        )
     if fall < _FLAT * size and not low:
         return "flat", _finding(
             "WARN",
@@ -142,19 +155,12 @@ def _name(case: Case, run: _Run) -> tuple[str, Finding]:
             "check, in this order: that labels belong to inputs, that gradients arrive, the rate (try ten times), "
             "capacity; some tasks are just slow to begin",
         )
-    rises = math.fsum(max(0.0, b - a) for a, b in zip(run.same, run.same[1:], strict=False))
-    if rises > _SWINGS * max(first - best, 1e-12) and end > _HIGH * size:
-        return "oscillation", _finding(
-            "WARN",
-            f"{said}: it oscillates",
-            rises / max(first - best, 1e-12),
-            "lower the rate by 3 to 10, or larger batches; warm it up",
-        )
     related = run.swapped - _last(run.held)
     half = [v for v, t in zip(run.same, run.at, strict=True) if t >= steps / 2]
     stands = half[0] - end < _STILL * size
     level = abs(end) > _SATURATED * (guess if math.isfinite(guess) else size)
-    if stands and level and not low and related < _BELONGS * size:
+    unseen = math.isfinite(run.swapped) and _last(run.held) > run.held[0] - _STILL * size
+    if (stands or unseen) and level and not low and related < _BELONGS * size:
         return "early saturation", _finding(
             "WARN",
             f"{said}: early saturation, at what an answer gets that ignores the input",

@@ -192,7 +192,7 @@ def _well(exact: _Look, looks: dict[str, _Look], layers: list[dict[str, Any]], c
         look = looks[name]
         errors = [row[name] for row in layers if row.get(name) is not None]
         if look.error:
-            parts.append(f"{name} not tried ({look.error})")
+            parts.append(f"{name} not tried ({look.error[:60]})")
             continue
         worst = max(worst, *errors, 0.0)
         parts.append(f"{name} within {max(errors, default=0.0):.2%} in every layer")

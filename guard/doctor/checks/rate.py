@@ -11,9 +11,10 @@ from typing import Any
 from guard.doctor.case import Case
 from guard.doctor.checks import _optimizer
 from guard.doctor.finding import Finding, Verdict
-from guard.doctor.training import paced, rates, scale, step, train
+from guard.doctor.training import OVERTIME, paced, rates, scale, step, train
 
 _LEAST_RANGE, _LEAST_SWEEP = 40, 15  # steps; slow models get smaller batches rather than fewer
+_COMPARED = 3  # rates; fewer say nothing
 _LOWEST, _HIGHEST = 1e-7, 10.0
 _SMOOTH = 0.8  # of the moving average, with bias correction
 _DIVERGED = 4.0  # times the best smoothed loss
@@ -81,6 +82,7 @@ def check(case: Case) -> list[Finding]:
 def _range_test(case: Case, batches: Sequence[Any], base: list[float]) -> _Test:
     """Rates and smoothed losses while the rate grows exponentially, until divergence."""
     batches, count = paced(case, batches, case.effort.range_steps, case.effort.range_seconds, _LEAST_RANGE)
+    over = case.effort.until(OVERTIME * case.effort.range_seconds)
     used: list[float] = []
     smooth: list[float] = []
     with case.box.trial() as model:
@@ -96,7 +98,7 @@ def _range_test(case: Case, batches: Sequence[Any], base: list[float]) -> _Test:
                 break
             used.append(rate)
             smooth.append(value)
-            if _has_diverged(smooth):
+            if over() or _has_diverged(smooth):
                 break
     return _Test(used, smooth, *_read(used, smooth))
 
@@ -129,14 +131,17 @@ def _sweep(case: Case, batches: Sequence[Any], base: list[float], test: _Test) -
     with case.box.trial() as model:
         start = case.mean_loss(model, judged)
     tried = []
+    over = case.effort.until(OVERTIME * case.effort.rate_seconds)
     for rate in candidates:
+        if over():
+            break
         with case.box.trial() as model:
             assert case.box.optimizer is not None
             scale(case.box.optimizer, base, rate / max(base))
             losses = train(case, model, case.box.optimizer, batches, steps)
             after = case.mean_loss(model, judged) if all(map(math.isfinite, losses)) else math.inf
             tried.append(_Tried(rate, after if math.isfinite(after) else math.inf, max(losses)))
-    return tried, start
+    return sorted(tried, key=lambda t: t.rate), start
 
 
 def _candidates(case: Case, current: float, test: _Test) -> list[float]:
@@ -150,12 +155,16 @@ def _candidates(case: Case, current: float, test: _Test) -> list[float]:
     for rate in wanted:
         if all(not 0.55 < rate / other < 1.8 for other in kept):
             kept.append(rate)
-    return sorted(kept)
+    return kept
 
 
 def _judge(case: Case, tried: list[_Tried], start: float, test: _Test) -> Finding:
     assert case.box.optimizer is not None
     current = max(rates(case.box.optimizer))
+    if len(tried) < _COMPARED:
+        return Finding(
+            "rate", "SKIP", "time was up before rates could be compared", advice="give it more time (without --quick)"
+        )
     best = min(tried, key=lambda t: t.after)
     gain = start - best.after
     if not math.isfinite(best.after) or gain < _LEARNS * max(abs(start), 1e-12):
