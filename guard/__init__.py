@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from guard import doctor as doctor
     from guard.actions import Action, action
     from guard.attaching import attach
     from guard.detectors import Detector, detector
@@ -34,6 +35,7 @@ _HOMES = {
     "TrainingStopped": "guard.errors",
     "UsageError": "guard.errors",
 }
+_ROOMS = ("doctor",)  # used as `guard.doctor.examine`
 
 __all__ = [
     "Action",
@@ -53,11 +55,14 @@ __all__ = [
     "action",
     "attach",
     "detector",
+    "doctor",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that `import guard` is quick and needs no torch."""
+    if name in _ROOMS:
+        return importlib.import_module(f"guard.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'guard' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""The command line: one file per command, torch-free except for `guard demo` and `guard checkpoints --export`."""
+"""The command line: one file per command, torch-free except for doctor, demo and `checkpoints --export`."""
 
 from guard.cli._main import main
 
