@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from notify.night import Night
 
@@ -183,7 +185,7 @@ def test_all_runs_together_send_one_message_a_second(fleet, slack):
         c.deliver_once()
     times = slack.times["C0000001"]
     assert len(times) == 5
-    assert [b - a for a, b in zip(times, times[1:], strict=False)] == [1.0] * 4
+    assert [b - a for a, b in itertools.pairwise(times)] == [1.0] * 4
 
 
 def test_a_storm_over_many_runs_is_one_rolling_message(fleet, slack, clock):
