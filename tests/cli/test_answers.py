@@ -104,7 +104,7 @@ def test_a_directory_that_may_not_be_written(guard, night, monkeypatch):
 def test_what_cannot_be_told_is_shown_with_its_reason(guard, night, monkeypatch):
     monkeypatch.setenv("GUARD_TEST_HOOK", "http://127.0.0.1:9/hook")
     assert guard("notify", "runs/exp1", "--wait", "0").code == 1
-    assert "\nNot told to out: 2 messages (connection refused).\n" in guard("incidents", "runs/exp1").out
+    assert "\nNot told to out: 3 messages (connection refused).\n" in guard("incidents", "runs/exp1").out
     untold = json.loads(guard("incidents", "runs/exp1", "--json").out)["untold"]
     assert {(p["receiver"], p["error"]) for p in untold} == {("out", "connection refused")}
 
