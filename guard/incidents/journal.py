@@ -58,7 +58,7 @@ class Follower:
             return
         end = data.rfind(b"\n") + 1
         self.offset += end
-        for line in data[:end].splitlines():
+        for line in filter(None, data[:end].splitlines()):
             try:
                 entry = json.loads(line)
                 check_shape(entry)

@@ -244,6 +244,11 @@ class Desk(ABC):
             turn.box.save(root)
         return True
 
+    def rooted(self, turn: Turn, subject: Subject) -> None:
+        """An incident got a message of its own."""
+        if isinstance(subject, Told):
+            turn.pace.limiter.rooted(self.channel_key, turn.now)
+
     def _storms(self, turn: Turn) -> bool:
         storms: dict[str, list[Item]] = {}
         for item in turn.box.items(self.spec.name, "state = 'stormed' ORDER BY told_at"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -67,8 +66,9 @@ for i in range(50):
 """
     writers = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
     assert [w.wait() for w in writers] == [0, 0]
-    lines = next(tmp_path.glob("outside.*.jsonl")).read_text().splitlines()
-    assert len([json.loads(line) for line in lines]) == 100
+    follower = StoryFollower(tmp_path)
+    assert len(list(follower.read())) == 100
+    assert follower.damaged == 0
 
 
 def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_an_unresolved_incident_is_reminded_of_ever_more_rarely_and_then_no_more
     assert times == [4, 8, 16, 32, 64, 128]
     first = woken(slack)[0]
     assert first.startswith("<@U012> Unresolved for 4 h, and nobody has acknowledged it. Seen: NaN or Inf")
-    assert first.endswith(f"type: guard ack {night.run_dir} a1")
+    assert first.endswith(f"type: `guard ack {night.run_dir} a1`")
 
 
 def test_of_missed_reminders_only_the_latest_is_told(night, slack, clock, reminding):

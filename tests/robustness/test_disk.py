@@ -170,7 +170,7 @@ def test_a_journal_that_vanishes_alone_is_begun_anew(train: Train) -> None:
     run.steps(3)
     (run.run_dir / "journal.jsonl").unlink()
     run.fault()
-    assert run.kinds[:2] == ["incident_opened", "incident_evidence"]
+    assert run.kinds[:3] == ["examining", "incident_opened", "incident_evidence"]
 
 
 def test_a_path_that_can_be_no_directory(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
