@@ -206,7 +206,7 @@ def mounted(tmp_path: Path) -> Iterator[Any]:
         subprocess.run(["mount", *options, str(target)], check=True, capture_output=True)
 
     try:
-        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs")
+        mount("-t", "tmpfs", "-o", "size=1m", "tmpfs")
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no file system can be mounted here")
     yield target, mount
