@@ -17,7 +17,7 @@ from guard.doctor.training import train
 _PASS, _PARTIAL = 0.01, 0.5  # of the first loss
 _RATES = (1e-3, 3e-3, 1e-2, 3e-4, 3e-2)  # of Adam; which one suits is not the question here
 _TRY = 30  # steps with each rate, before the best one goes on
-_FAIR = 100  # steps, below which a model that still improves has not failed
+_FAIR = 100  # steps, below which a model that ran out of time has not failed
 _SAMPLES, _DENSE, _TOKENS = 16, 4, 2  # few sequences: many that begin alike cannot be told apart at their first places
 _LATER = ("rate", "curve")
 
@@ -51,7 +51,7 @@ def check(case: Case) -> list[Finding]:
     if _share(first, _end(best), floor) >= _PASS and not over():
         losses, accuracy = _memorise(case, batch, chosen, case.effort.overfit_steps, floor=floor, over=over)
         best = losses if _end(losses) <= _end(best) else best
-    return [_judge(case, batch, first, best, floor=floor, accuracy=accuracy)]
+    return [_judge(case, batch, first, best, floor=floor, accuracy=accuracy, hurried=over())]
 
 
 def _memorise(
@@ -117,7 +117,9 @@ def _floor(case: Case, outcome: Outcome) -> float:
     return 0.0
 
 
-def _judge(case: Case, batch: Any, first: float, losses: list[float], *, floor: float, accuracy: float) -> Finding:
+def _judge(
+    case: Case, batch: Any, first: float, losses: list[float], *, floor: float, accuracy: float, hurried: bool
+) -> Finding:
     share, steps = _share(first, _end(losses), floor), len(losses)
     count = next((len(t) for t in case.inputs(batch).values()), 0)
     said = f"{count} samples: loss from {first:.3g} to {_end(losses):.3g} in {steps} steps"
@@ -127,13 +129,11 @@ def _judge(case: Case, batch: Any, first: float, losses: list[float], *, floor: 
     measure = "% of the first loss"
     if share < _PASS:
         return Finding("overfit", "PASS", said, measure, 100 * share, plots=plots)
-    unfinished = steps < _FAIR and _improves(losses)
+    unfinished = hurried and steps < _FAIR
     if unfinished:
         verdict: Verdict = "PASS" if accuracy == 1.0 else "SKIP"
         advice = "give it more time (without --quick)"
-        return Finding(
-            "overfit", verdict, said + "; time was up while it still fell", measure, 100 * share, advice, plots
-        )
+        return Finding("overfit", verdict, said + "; time was up", measure, 100 * share, advice, plots)
     if share < _PARTIAL:
         advice = "enough for large models; else more capacity, less regularisation"
         return Finding("overfit", "WARN", said + " (partial)", measure, 100 * share, advice, plots, symptom=True)
@@ -148,9 +148,3 @@ def _judge(case: Case, batch: Any, first: float, losses: list[float], *, floor: 
         symptom=True,
         explains=_LATER,
     )
-
-
-def _improves(losses: list[float]) -> bool:
-    """The last third is lower than the one before."""
-    third = len(losses) // 3
-    return third > 0 and min(losses[-third:]) < min(losses[:-third])

@@ -11,6 +11,7 @@ from typing import Any
 from guard.doctor.case import Case
 from guard.doctor.checks import _optimizer
 from guard.doctor.finding import Finding, Verdict
+from guard.doctor.form import samples
 from guard.doctor.training import OVERTIME, paced, rates, scale, step, train
 
 _LEAST_RANGE, _LEAST_SWEEP = 40, 15  # steps; slow models get smaller batches rather than fewer
@@ -127,6 +128,7 @@ def _sweep(case: Case, batches: Sequence[Any], base: list[float], test: _Test) -
     candidates = _candidates(case, max(base), test)
     time = case.effort.rate_seconds / len(candidates)
     batches, steps = paced(case, batches, case.effort.rate_steps, time, _LEAST_SWEEP)
+    case.notes["smaller"] = samples(case.form, batches[0])[0] < case.size if case.form else False
     judged = case.glance(batches[: _EVALUATED if steps == case.effort.rate_steps else 1])
     with case.box.trial() as model:
         start = case.mean_loss(model, judged)
@@ -187,67 +189,46 @@ def _judge(case: Case, tried: list[_Tried], start: float, test: _Test) -> Findin
     if not case.box.given:
         return Finding("rate", "PASS", f"no optimizer was given; {points}", "suggested rate (AdamW)", suggestion)
     own = next(t for t in tried if t.rate == current)
-    progress = (start - own.after) / gain
-    ratio = best.rate / current
     compared = _compared(tried, current, start)
-    use = f"try {suggestion:.1e} (half of the best in a short run)"
-    measure = "learning rate"
+    fault = _too_high(case, own, best, start) or _too_low(case, own, best, tried, start)
+    if fault is None:
+        where = " on smaller batches" if case.notes["smaller"] else ""
+        said = f"{current:.1e} works{where}: {compared}; {points}; half of the best is {suggestion:.1e}"
+        return Finding("rate", "PASS", said, "suggested rate", suggestion)
+    verdict, sentence = fault
+    said = f"{current:.1e} is {sentence}; {compared}"
+    advice = f"try {suggestion:.1e} (half of the best in a short run)"
+    return Finding("rate", verdict, said, "learning rate", current, advice, symptom=True, explains=_LATER)
+
+
+def _too_high(case: Case, own: _Tried, best: _Tried, start: float) -> tuple[Verdict, str] | None:
+    gain, ratio = start - best.after, best.rate / own.rate
+    progress = (start - own.after) / gain
+    if math.isinf(own.after):
+        return "FAIL", "too high: the loss diverges"
+    if case.notes["smaller"]:  # noisier than the user's batches: no lower rate can be asked for on their account
+        return None
     if progress <= 0.0 and ratio < 0.5:
-        end = "diverges" if math.isinf(own.after) else f"ends at {own.after:.3g}, above its start of {start:.3g}"
-        return Finding(
-            "rate",
-            "FAIL",
-            f"{current:.1e} is too high: the loss {end}; {compared}",
-            measure,
-            current,
-            use,
-            symptom=True,
-            explains=_LATER,
-        )
+        return "FAIL", f"too high: the loss ends at {own.after:.3g}, above its start of {start:.3g}"
     if progress < _HIGH and ratio <= 0.15:
-        return Finding(
-            "rate",
-            "WARN",
-            f"{current:.1e} is high: it gets {progress:.0%} of what {best.rate:.1e} gets; {compared}",
-            measure,
-            current,
-            use,
-            symptom=True,
-            explains=_LATER,
-        )
-    behind = own.after - best.after > _BEHIND * gain
-    if behind and own.highest > best.highest + (_THROWN - 1) * abs(best.highest) and ratio < 0.4:
-        return Finding(
-            "rate",
-            "WARN",
-            f"{current:.1e} is high: the loss is thrown up to {own.highest:.3g} before it falls; {compared}",
-            measure,
-            current,
-            use,
-            symptom=True,
-            explains=_LATER,
-        )
-    good = min(t.rate for t in tried if start - t.after >= _GOOD * gain)
-    patient = case.setup.steps is not None and case.effort.rate_steps * good / current < _ENOUGH * case.setup.steps
-    for verdict, share, factor in () if patient else _LOW:
-        if progress < share and good / current >= factor:
-            return Finding(
-                "rate",
-                verdict,
-                f"{current:.1e} is too low: it gets {max(progress, 0):.1%} of what {best.rate:.1e} gets; {compared}",
-                measure,
-                current,
-                use,
-                symptom=True,
-                explains=_LATER,
-            )
-    return Finding(
-        "rate",
-        "PASS",
-        f"{current:.1e} works: {compared}; {points}; half of the best is {suggestion:.1e}",
-        "suggested rate",
-        suggestion,
-    )
+        return "WARN", f"high: it gets {progress:.0%} of what {best.rate:.1e} gets"
+    thrown = own.highest > best.highest + (_THROWN - 1) * abs(best.highest)
+    if thrown and progress < 1 - _BEHIND and ratio < 0.4:
+        return "WARN", f"high: the loss is thrown up to {own.highest:.3g} before it falls"
+    return None
+
+
+def _too_low(case: Case, own: _Tried, best: _Tried, tried: list[_Tried], start: float) -> tuple[Verdict, str] | None:
+    gain = start - best.after
+    progress = (start - own.after) / gain
+    good = min(t.rate for t in tried if start - t.after >= _GOOD * gain) / own.rate
+    planned = case.setup.steps
+    if planned is not None and case.effort.rate_steps * good < _ENOUGH * planned:
+        return None
+    for verdict, share, factor in _LOW:
+        if progress < share and good >= factor:
+            return verdict, f"too low: it gets {max(progress, 0):.1%} of what {best.rate:.1e} gets"
+    return None
 
 
 def _compared(tried: list[_Tried], current: float, start: float) -> str:
