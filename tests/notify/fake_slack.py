@@ -23,9 +23,11 @@ class FakeSlack:
         self.channels = {"C0000001": "training", "C0000002": "oncall"}
         self.members = set(self.channels)
         self.tokens = {TOKEN}
+        self.archived: set[str] = set()
         self.denied: set[str] = set()  # methods for which the token lacks the scope
         self.messages: list[dict[str, Any]] = []
         self.hooks: list[dict[str, Any]] = []
+        self.signed: list[tuple[dict[str, str], bytes]] = []  # headers and body of what came to a hook
         self.files: dict[str, bytes] = {}
         self.files_busy = 0  # so many messages with a picture are refused while it is still worked on
         self.faults: list[Fault] = []
@@ -134,6 +136,7 @@ class FakeSlack:
     ) -> dict[str, Any] | str:
         if method.startswith("/hook/"):
             self.hooks.append(a)
+            self.signed.append((dict(handler.headers.items()), body))
             return "ok"
         if method.startswith("/upload/"):
             self.files[method.rsplit("/", 1)[-1]] = body
@@ -156,6 +159,8 @@ class FakeSlack:
             return {"ok": False, "error": "channel_not_found"}
         if channel not in self.members:
             return {"ok": False, "error": "not_in_channel"}
+        if channel in self.archived:
+            return {"ok": False, "error": "is_archived"}
         if error := self._refused(a):
             return {"ok": False, "error": error}
         thread = a.get("thread_ts")
@@ -232,6 +237,8 @@ class FakeSlack:
                 return "invalid_blocks"
             if len(block.get("fields", [])) > 10 or any(len(f["text"]) > 2000 for f in block.get("fields", [])):
                 return "invalid_blocks"
+            if block["type"] == "actions" and not _sound_buttons(block["elements"]):
+                return "invalid_blocks"
             if block["type"] == "image":
                 if self.files_busy:
                     self.files_busy -= 1
@@ -239,6 +246,17 @@ class FakeSlack:
                 if block["slack_file"]["id"] not in self.files:
                     return "invalid_blocks"
         return None
+
+
+def _sound_buttons(elements: list[dict[str, Any]]) -> bool:
+    """As Slack checks them: at most 25, each with an id of its own, and every text within its limit."""
+    limits = {"title": 100, "text": 300, "confirm": 30, "deny": 30}
+    return (
+        0 < len(elements) <= 25
+        and len({e["action_id"] for e in elements}) == len(elements)
+        and all(len(e["text"]["text"]) <= 75 and len(e["value"]) <= 2000 for e in elements)
+        and all(0 < len(e["confirm"][k]["text"]) <= n for e in elements if "confirm" in e for k, n in limits.items())
+    )
 
 
 def _texts(block: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from guard.incidents import outside
 from guard.incidents.journal import NAME, encode
 
 MESSAGE = "loss is NaN at step 1,200"
@@ -117,3 +118,40 @@ class Night:
 
     def finished(self, status: str = "finished") -> None:
         self.write("run_finished", status=status, summary={})
+
+    # ---- what those outside add
+
+    def ack(self, id: str = "a1", author: str = "ada") -> None:
+        outside.append(self.run_dir, self.clock, "ack", incident=id, author=author)
+
+    def silence(self, seconds: float, policy: str | None = None) -> None:
+        """0 lifts."""
+        until = self.clock.time() + seconds if seconds else 0.0
+        outside.append(self.run_dir, self.clock, "silence", until=until, author="ada", policy=policy)
+
+    def watched(
+        self,
+        id: str = "w1",
+        detector: str = "hang",
+        *,
+        message: str = "no progress for 900 s",
+        severity: str = "critical",
+    ) -> None:
+        detection = {"signal": "seconds", "value": 900.0, "threshold": 600.0, "baseline": 1.0, "message": message}
+        outside.append(
+            self.run_dir,
+            self.clock,
+            "incident_opened",
+            moment=(self.tick, self.tick - 20),
+            incident=id,
+            policy="watch",
+            detector=detector,
+            severity=severity,
+            detection=detection,
+            observed=False,
+            attached_to=None,
+            signals=[],
+        )
+
+    def goes_on(self, id: str = "w1", status: str = "resolved") -> None:
+        outside.append(self.run_dir, self.clock, "incident_closed", incident=id, status=status, count=1, outcome={})

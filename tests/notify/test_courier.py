@@ -109,10 +109,10 @@ def test_the_thread_survives_anything(night, slack, real, said, monkeypatch):
     broken = iter([RuntimeError("with a secret"), RuntimeError("again"), MemoryError()])
     due = desk.due
 
-    def fails(log, spec, called=()):
+    def fails(*arguments, **options):
         for error in broken:
             raise error
-        return due(log, spec, called)
+        return due(*arguments, **options)
 
     monkeypatch.setattr(desk, "due", fails)
     c.start()

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from notify.fake_slack import TOKEN, FakeSlack
 from notify.night import Night
@@ -62,6 +62,11 @@ class Play:
 
     def event(self, event: str) -> None:
         night = self.night
+        if event in ("silence", "lift"):
+            self.silenced = True
+            self.quiet_until = self.clock.time() + 3600.0 if event == "silence" else 0.0
+            outside.append(night.run_dir, self.clock, "silence", until=self.quiet_until, author="ada", policy=None)
+            return
         if self.finished:
             night.started()
             self.finished = False
@@ -94,10 +99,6 @@ class Play:
                 self.finished = True
             case "ack":
                 outside.append(night.run_dir, self.clock, "ack", incident=last, author="ada")
-            case "silence" | "lift":
-                self.silenced = True
-                self.quiet_until = self.clock.time() + 3600.0 if event == "silence" else 0.0
-                outside.append(night.run_dir, self.clock, "silence", until=self.quiet_until, author="ada", policy=None)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,11 @@ def server():
     fake.stop()
 
 
+@example(events=["open", "attempt", "pass", "attempt", "hand over"], faults=[])
+@example(events=["open", "pass", "silence", "attempt", "pass", "escalate", "other pass"], faults=[])
+@example(events=["silence", "open", "pass", "attempt", "hand over"], faults=["ok", "lost"])
+@example(events=["silence", "open", "pass", "resolve", "pass", "again"], faults=["500"])
+@example(events=["open", "pass", "exhaust", "hours", "pass", "ack", "hours", "pass"], faults=["ok", "lost", "lost"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(events=st.lists(EVENTS, min_size=1, max_size=14), faults=st.lists(FAULTS, max_size=14))
 def test_every_due_message_exists_once(server, events, faults):
