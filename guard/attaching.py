@@ -112,6 +112,7 @@ def attach(
         guard.report.notice("warning", advice)
     if not ranks.rank:
         _tell(guard, receivers if receivers is not None else receiver_specs(policies), clock)
+        supervised.lead_to(guard.run_dir)
         _announce(guard)
     exiting.install()
     supervised.show_stacks_on_quit()
@@ -128,7 +129,7 @@ def _where(ranks: Ranks, run_dir: Any, resume: str) -> tuple[Path, IncidentLog, 
     found: tuple[Path, IncidentLog, bool] | Exception | None = None
     if not ranks.rank:
         try:
-            path = Path(run_dir or os.environ.get("GUARD_RUN_DIR") or _new_run_dir()).absolute()
+            path = Path(run_dir or os.environ.get(supervised.RUN_DIR) or _new_run_dir()).absolute()
             before = IncidentLog(read_journal(path))
             if ranks.world > 1 and holder_alive(path, SystemClock()):
                 raise RunDirError(f"{path} belongs to a running guard; give this run its own run_dir, or end that one")

@@ -28,6 +28,7 @@ from guard.clock import Clock
 from guard.process import boot_id, started
 
 VARIABLE = "GUARD_HOME"
+LOCAL_VARIABLE = "GUARD_LOCAL_STATE"
 LEASE = 60.0  # [s] a claim holds without renewal
 _SETTLE = 2.0  # [s] after which everybody has seen who was the last to write
 _MAX_BYTES = 64 << 10
@@ -92,8 +93,10 @@ def where() -> Path | None:
 
 
 def local_state() -> Path:
-    """A folder of this user on this host's own disk, which outlives a reboot: for SQLite and locks."""
-    return Path("/var/tmp") / f"training-guard-{os.getuid()}"
+    """A folder of this user on this host's own disk, which outlives a reboot: for SQLite and locks.
+    ``GUARD_LOCAL_STATE``, else in /var/tmp."""
+    named = os.environ.get(LOCAL_VARIABLE, "").strip()
+    return Path(named).absolute() if named else Path("/var/tmp") / f"training-guard-{os.getuid()}"
 
 
 def on_shared_disk(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What holds for every test: no guard announces itself to the user's own home."""
+"""What holds for every test: nothing is announced in the user's own home, or written down in the state of this host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def home_of_its_own() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["GUARD_HOME"] = home
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"GUARD_HOME": f"{folder}/home", "GUARD_LOCAL_STATE": f"{folder}/state"}
+        os.environ.update(places)
         yield
-        del os.environ["GUARD_HOME"]
+        for name in places:
+            del os.environ[name]

@@ -15,6 +15,7 @@ import typer
 
 from guard.cli import _runs
 from guard.cli._say import USAGE, fail, note
+from guard.errors import UsageError
 
 if TYPE_CHECKING:
     from guard.daemon.supervise import Plan, Supervisor
@@ -43,13 +44,19 @@ def command(
     ] = "auto",
     run_dir: Annotated[
         Path | None,
-        typer.Option(show_default=False, help="Where the guard inside writes. Default: a new one in ./runs."),
+        typer.Option(
+            envvar="GUARD_RUN_DIR",
+            show_envvar=False,
+            show_default=False,
+            help="Where the guard inside writes. Default: GUARD_RUN_DIR, else a new one in ./runs.",
+        ),
     ] = None,
 ) -> None:
     """Run a command; start it again after a crash or hang.
 
     The guard inside (`guard.attach`) goes on from its last checkpoint on disk. A run that was stopped is not started
-    again, nor one whose machine was taken away.
+    again, nor one whose machine was taken away. If guard run itself is killed, the command goes on; the same guard run
+    in the same directory takes it over.
     """
     from guard.daemon import budget
     from guard.daemon.supervise import Plan
@@ -84,16 +91,26 @@ def _timeout(text: str) -> float | None:
 
 
 def _supervise(program: Sequence[str], plan: Plan) -> int:
-    from guard.daemon.child import ChildProcess
+    from guard.daemon.child import AdoptedProcess, ChildProcess
+    from guard.daemon.custody import Custody
     from guard.daemon.supervise import Supervisor, listening
+    from guard.home import local_state
 
     environment = {**os.environ, "GUARD_RUN_DIR": str(plan.run_dir)}
+    custody = Custody(local_state(), plan.run_dir, program, note, environment)
+    try:
+        ward = custody.claim()
+    except UsageError as error:
+        fail(str(error), USAGE)
+    child = AdoptedProcess(ward.child, ward.token, ward.relay) if ward is not None and ward.child is not None else None
     supervisor = Supervisor(
         plan,
-        lambda: ChildProcess(program, environment),
+        lambda token: ChildProcess(program, environment, token=token),
         clock=_runs.CLOCK,
         say=note,
         random=random.random,
+        note=custody.note,
+        left=(ward, child) if ward is not None else None,
     )
     sys.stdout.flush()
     try:
@@ -101,7 +118,9 @@ def _supervise(program: Sequence[str], plan: Plan) -> int:
             code = supervisor.run()
     except OSError as error:
         found = isinstance(error, PermissionError)
+        custody.release()
         fail(f"{program[0]} cannot be run: {error.strerror}", _CANNOT_RUN if found else _NOT_FOUND)
+    custody.release()
     _tell(supervisor, plan)
     return code
 

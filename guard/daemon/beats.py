@@ -25,11 +25,12 @@ class Beats:
 
     Args:
         run_dir: need not exist yet.
+        since: when they began [s since the epoch], by the clock of the host that writes them; None: now.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, since: float | None = None) -> None:
         self._run_dir = run_dir
-        self._old = self._texts()
+        self._old = {rank: text for rank, text in self._texts().items() if since is None or _time(text) < since}
         self._leader = ""
 
     def read(self) -> dict[int, Beat]:

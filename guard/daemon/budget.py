@@ -12,15 +12,16 @@ class Budget:
     Args:
         restarts: how many in a row without progress.
         new_steps: how many steps beyond the furthest are progress.
+        spent, best: as an earlier supervisor of the run has left them.
 
     Attributes:
         spent: restarts since the last progress.
         best: the furthest step, or -1.
     """
 
-    def __init__(self, restarts: int, new_steps: int = 1) -> None:
+    def __init__(self, restarts: int, new_steps: int = 1, spent: int = 0, best: int = -1) -> None:
         self.restarts, self.new_steps = restarts, new_steps
-        self.spent, self.best = 0, -1
+        self.spent, self.best = spent, best
 
     def spend(self, step: int | None) -> bool:
         """A life has ended. True: another one is due.

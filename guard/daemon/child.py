@@ -1,4 +1,4 @@
-"""A command in a session of its own: its output passed on, its last lines kept, all that it started found again."""
+"""A command in a session of its own, and all that it started: found again, also by a supervisor of a later time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
-import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Any, Protocol
 
+from guard.daemon.output import Output, Pipes, Relay
 from guard.process import started
 from guard.supervised import MARK, WHO
 
-_KEPT = 64 << 10  # [bytes] of each stream
-_LINE = 400  # characters of a line
-_CHUNK = 64 << 10
-_EOF = 2.0  # [s] for what is still in the pipes when the process is gone
+UNKNOWN = 256  # no exit code is: it ended, and the kernel told its code to somebody else
 _PASSES = 5  # a process may fork while the others are killed
 
 
@@ -29,7 +26,7 @@ class Child(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Exit code, or minus the signal that ended it; None while it runs."""
+        """Exit code, minus the signal that ended it, or `UNKNOWN`; None while it runs."""
 
     def send(self, number: int, *, group: bool) -> None:
         """A signal to the command alone, or to all of its process group."""
@@ -46,67 +43,28 @@ class Child(Protocol):
     def close(self) -> None:
         """It has ended; what it has written is passed on."""
 
-
-class Tail:
-    """The end of a stream."""
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    def add(self, data: bytes) -> None:
-        self._data = (self._data + data)[-_KEPT:]
-
-    def lines(self, count: int) -> list[str]:
-        """The last `count`, cut. Of a progress bar, which rewrites its line, what it showed last."""
-        found = (line.rstrip("\r").rpartition("\r")[2] for line in self._data.decode("utf-8", "replace").split("\n"))
-        return [line[:_LINE] for line in found if line.strip()][-count:]
+    def handle(self) -> dict[str, Any]:
+        """What finds it again, for the custody's record."""
 
 
-class ChildProcess:
-    """The real one.
+class _Process(ABC):
+    """A real one, with what it wrote and what it started.
 
     Args:
-        command: program and arguments.
-        environment: of the command, in place of this process's own.
-        streams: file descriptors that its stdout and stderr are passed on to.
-
-    Raises:
-        OSError: it cannot be started.
+        token: in its environment, and so in that of all that it starts.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int] = (1, 2)
-    ) -> None:
-        self._token = uuid.uuid4().hex
-        marks = [mark for mark in (environment.get(MARK), self._token) if mark]  # supervisors may be nested
-        self._process = subprocess.Popen(
-            list(command),
-            env={
-                "PYTHONUNBUFFERED": "1",
-                **environment,
-                MARK: ":".join(marks),
-                WHO: f"{os.getpid()}:{started(os.getpid())}",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-        self._tails = (Tail(), Tail())
-        self._readers = []
-        for pipe, tail, to in zip((self._process.stdout, self._process.stderr), self._tails, streams, strict=True):
-            assert pipe is not None, "it was asked for"
-            reader = threading.Thread(target=_pass_on, args=(pipe, tail, to), name="guard-output", daemon=True)
-            reader.start()
-            self._readers.append(reader)
+    def __init__(self, pid: int, token: str, output: Output) -> None:
+        self.pid, self._token, self._output = pid, token, output
+        self._started = started(pid)
 
-    def poll(self) -> int | None:
-        return self._process.poll()
+    @abstractmethod
+    def poll(self) -> int | None: ...
 
     def send(self, number: int, *, group: bool) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.poll() is None and not group:
-                self._process.send_signal(number)
+                os.kill(self.pid, number)
             elif self.poll() is None:
                 os.killpg(self.pid, number)
             else:
@@ -114,7 +72,7 @@ class ChildProcess:
                     os.kill(pid, number)
 
     def family(self) -> list[int]:
-        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if self._is_kin(entry)]
+        return marked(self._token, self.pid)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -129,31 +87,99 @@ class ChildProcess:
                 return
 
     def last(self, lines: int) -> tuple[list[str], list[str]]:
-        out, err = (tail.lines(lines) for tail in self._tails)
-        return out, err
+        return self._output.last(lines)
+
+    def close(self) -> None:
+        self._output.close()
+
+    def handle(self) -> dict[str, Any]:
+        return {"child": (self.pid, self._started), "relay": self._output.relay}
+
+
+class ChildProcess(_Process):
+    """Started here.
+
+    Args:
+        command: program and arguments.
+        environment: of the command, in place of this process's own.
+        streams: file descriptors that its stdout and stderr are passed on to.
+        token: its mark; nobody else's.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[int, int] = (1, 2),
+        token: str | None = None,
+    ) -> None:
+        token = token or uuid.uuid4().hex
+        marks = [mark for mark in (environment.get(MARK), token) if mark]  # supervisors may be nested
+        pipes = Pipes(environment)
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                env={
+                    "PYTHONUNBUFFERED": "1",
+                    **environment,
+                    MARK: ":".join(marks),
+                    WHO: f"{os.getpid()}:{started(os.getpid())}",
+                },
+                stdout=pipes.out,
+                stderr=pipes.err,
+                start_new_session=True,
+            )
+        except BaseException:
+            pipes.abandon()
+            raise
+        super().__init__(self._process.pid, token, pipes.begin(streams))
+
+    def poll(self) -> int | None:
+        return self._process.poll()
 
     def close(self) -> None:
         self._process.wait()
-        until = time.monotonic() + _EOF
-        for reader in self._readers:  # not for ever: what the command has left behind may hold the pipe
-            reader.join(max(0.0, until - time.monotonic()))
+        super().close()
 
-    def _is_kin(self, entry: Path) -> bool:
-        """By session and group, and by a mark in the environment, because torchrun gives its workers own sessions."""
-        try:
-            state, _, group, session = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:4]
-            if state in "ZX":
-                return False
-            return self.pid in (int(group), int(session)) or self._token.encode() in (entry / "environ").read_bytes()
-        except (OSError, ValueError):
+
+class AdoptedProcess(_Process):
+    """Started by a supervisor that has died. It may have ended by now.
+
+    Args:
+        child: its pid and start time.
+        token: its mark.
+        relay: that its output goes through, if that is known.
+        streams: file descriptors that its stdout and stderr are passed on to.
+    """
+
+    def __init__(
+        self, child: tuple[int, str | None], token: str, relay: Relay | None, streams: tuple[int, int] = (1, 2)
+    ) -> None:
+        super().__init__(child[0], token, Output.taken_over(relay, streams))
+        self._started = child[1]
+
+    def poll(self) -> int | None:
+        return None if started(self.pid) == self._started else UNKNOWN
+
+    def family(self) -> list[int]:
+        """When it has ended its pid may be another's, whose group is none of ours."""
+        return marked(self._token, self.pid) if self.poll() is None else marked(self._token)
+
+
+def marked(token: str, leader: int = -1) -> list[int]:
+    """The processes that bear a mark in their environment, because torchrun gives its workers own sessions; and those
+    of the leader's session and group."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_kin(entry, token, leader)]
+
+
+def _is_kin(entry: Path, token: str, leader: int) -> bool:
+    try:
+        state, _, group, session = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:4]
+        if state in "ZX":
             return False
-
-
-def _pass_on(pipe: IO[bytes], tail: Tail, to: int) -> None:
-    """Until the last writer has closed it. A reader on our side that has gone must not block the command."""
-    with pipe:
-        while data := os.read(pipe.fileno(), _CHUNK):
-            tail.add(data)
-            with contextlib.suppress(OSError):
-                while data:
-                    data = data[os.write(to, data) :]
+        return leader in (int(group), int(session)) or token.encode() in (entry / "environ").read_bytes()
+    except (OSError, ValueError):
+        return False

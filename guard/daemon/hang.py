@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from guard.daemon.beats import Beat
 
 FACTOR = 10.0  # times the longest pause seen
-_FLOORS = {"step": 60.0, "data": 60.0}  # [s]
-_LONG = 600.0  # [s] floor of what may well take long: start, eval, checkpoint, and the first step (compilation)
+_FLOOR = 60.0  # [s]
+# [s] floor of what may well take long: start, eval, checkpoint, the first step (compilation), and the second as long as
+# nothing shows how long a step takes in this run.
+_LONG = 600.0
+_OFTEN = frozenset({"step", "data"})
 _UNLIMITED = frozenset({"paused", "end"})  # a person is waited for; what comes after the run is the script's own
 _FIRST = "first step"
 
@@ -53,10 +56,19 @@ class HangJudge:
     Args:
         fixed: limit of every phase [s], in place of learned ones; infinite: nothing is ever called hung.
         longest: what an earlier judge of this run has learned.
+        floor: of the limit of steps and their data [s].
+        long: of the others' [s].
     """
 
-    def __init__(self, fixed: float | None = None, longest: Mapping[str, float] | None = None) -> None:
-        self._fixed = fixed
+    def __init__(
+        self,
+        fixed: float | None = None,
+        longest: Mapping[str, float] | None = None,
+        *,
+        floor: float = _FLOOR,
+        long: float = _LONG,
+    ) -> None:
+        self._fixed, self._floor, self._long = fixed, floor, long
         self._longest = dict(longest or {})
         self._ranks: dict[int, _Rank] = {}
 
@@ -105,7 +117,8 @@ class HangJudge:
         if self._fixed is not None:
             return self._fixed
         key = _key(phase, stepped=stepped)
-        return max(_FLOORS.get(key, _LONG), FACTOR * self._longest.get(key, 0.0))
+        usual = key in _OFTEN and any(phase in self._longest for phase in _OFTEN)
+        return max(self._floor if usual else self._long, FACTOR * self._longest.get(key, 0.0))
 
     def _hear(self, number: int, beat: Beat, now: float) -> None:
         rank = self._ranks.get(number)
@@ -114,9 +127,12 @@ class HangJudge:
         elif rank.beat != beat:
             key = _key(rank.beat.phase, stepped=rank.stepped)
             self._longest[key] = max(self._longest.get(key, 0.0), now - rank.since)
-            rank.stepped |= beat.tick != rank.beat.tick and rank.beat.phase != "start"
+            ticks = 0 if rank.beat.phase == "start" else beat.tick - rank.beat.tick
+            if ticks > 1:  # heartbeats are a second apart: no single step takes long
+                self._longest.setdefault("step", 0.0)
+            rank.stepped |= ticks != 0
             rank.beat, rank.since = beat, now
 
 
 def _key(phase: str, *, stepped: bool) -> str:
-    return _FIRST if not stepped and phase in _FLOORS else phase
+    return _FIRST if not stepped and phase in _OFTEN else phase

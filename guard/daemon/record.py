@@ -6,20 +6,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from guard.clock import Clock
 from guard.daemon.verdict import Life, Verdict
+from guard.daemon.watched import POLICY as WATCH
 from guard.errors import RunDirError
-from guard.incidents import IncidentLog
+from guard.incidents import IncidentLog, read_story
 from guard.incidents.afterwards import Write, adding
 from guard.incidents.journal import NAME
-from guard.types import Incident
+from guard.types import Entry, Incident
 
 POLICY = "supervisor"
 _LINES, _LINES_HUNG = 40, 200  # kept of each stream; of a hang the stacks of all threads may be among them
+_ID = re.compile(r"d\d{4,}")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception): \S")
 
 
@@ -35,7 +37,7 @@ class Record:
         self._run_dir, self._clock, self._say = run_dir, clock, say
 
     def fault(self, life: Life, verdict: Verdict, restarter: str) -> None:
-        """A crash or hang, with its evidence.
+        """A crash or hang, with its evidence; but not what a daemon has told of while no supervisor lived.
 
         Args:
             restarter: who starts it again, in a clause.
@@ -43,6 +45,8 @@ class Record:
 
         def write_fault(log: IncidentLog, write: Write) -> None:
             incident, detection = _open(log, verdict.kind), _detection(life, verdict)
+            if life.unseen and self._watched(verdict.kind, float(log.run["time"])):
+                return
             if incident is None:
                 name = f"d{len(log.incidents) + 1:04d}"
                 write(
@@ -68,7 +72,8 @@ class Record:
 
         def write_attempt(log: IncidentLog, write: Write) -> None:
             if (incident := _open(log, kind)) is not None:
-                summary = f"started the run again ({spent} of {restarts} without a new step)"
+                count = f" ({spent} of {restarts} without a new step)" if restarts else ""
+                summary = f"started the run again{count}"
                 write(
                     "attempt",
                     incident=incident.id,
@@ -94,6 +99,10 @@ class Record:
 
         self._add(write_end)
 
+    def _watched(self, kind: str, since: float) -> bool:
+        found = IncidentLog(read_story(self._run_dir)).incidents.values()
+        return any(i.policy == WATCH and i.detector == kind and i.opened_at >= since for i in found)
+
     def _add(self, add: Callable[[IncidentLog, Write], None], life: Life | None = None) -> None:
         if not (self._run_dir / NAME).exists():
             return
@@ -103,6 +112,12 @@ class Record:
                     add(log, write)
         except (RunDirError, OSError) as error:
             self._say(f"this could not be journaled: {error}")
+
+
+def told(entries: Iterable[Entry]) -> bool:
+    """A supervisor has written down among these how a life ended."""
+    faults = (e for e in entries if e["kind"] in ("incident_opened", "incident_fired"))
+    return any(_ID.fullmatch(str(e["incident"])) for e in faults)
 
 
 def _open(log: IncidentLog, kind: str) -> Incident | None:

@@ -57,9 +57,11 @@ def _environment(pid: int) -> set[bytes]:
 
 
 def _stacks(spy: str, pid: int) -> str:
+    """One that is stopped cannot be stopped for the look, and need not be."""
+    more = ["--nonblocking"] if "T (stopped)" in _state(pid) else []
     try:
         done = subprocess.run(
-            [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_PATIENCE, check=False
+            [spy, "dump", "--pid", str(pid), *more], capture_output=True, text=True, timeout=_PATIENCE, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{_NONE}: {type(error).__name__}"

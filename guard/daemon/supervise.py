@@ -2,13 +2,15 @@
 
     start -> watch (heartbeats, output, signals) -> judge the end -> write it down -> start again, or give up
 
-Only this kills and restarts; it never touches a process that it has not started.
+Only this kills and restarts; it never touches a process that no `guard run` has started. If a `guard run` is killed,
+what it started goes on, and the next one takes it over.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +22,12 @@ from guard.daemon import kernel, stacks
 from guard.daemon.beats import Beats
 from guard.daemon.budget import Budget
 from guard.daemon.child import Child
+from guard.daemon.custody import Ward
 from guard.daemon.ending import Ending
 from guard.daemon.hang import Hang, HangJudge
-from guard.daemon.record import Record
+from guard.daemon.record import Record, told
 from guard.daemon.verdict import Life, Segment, Verdict, judge
+from guard.incidents import IncidentLog
 
 _POLL = 0.1  # [s] between looks at the process
 _LOOK = 1.0  # [s] between looks at heartbeats: they are written at most that often
@@ -54,25 +58,33 @@ class Supervisor:
     """Runs a command to its end.
 
     Args:
-        start: starts the command once more; OSError if that cannot be.
+        start: starts the command once more, with this mark; OSError if that cannot be.
         say: tells the person at the terminal.
         random: in [0, 1).
+        note: writes down, for the next supervisor, what has changed of the ward.
+        left: what a supervisor that was killed has left behind, and its process, which may have ended.
+        judge: of hangs; None: one as planned, which knows what that supervisor had learned.
     """
 
     def __init__(
         self,
         plan: Plan,
-        start: Callable[[], Child],
+        start: Callable[[str], Child],
         *,
         clock: Clock,
         say: Callable[[str], None],
         random: Callable[[], float],
         look: Callable[[list[int]], dict[str, str]] = stacks.look,
         memory: Callable[[], kernel.OutOfMemory] = kernel.out_of_memory,
+        note: Callable[..., None] = lambda **_: None,
+        left: tuple[Ward, Child | None] | None = None,
+        judge: HangJudge | None = None,
     ) -> None:
         self._plan, self._start, self._clock, self._say, self._random = plan, start, clock, say, random
-        self._stacks, self._memory = look, memory
-        self._judge, self._budget = HangJudge(plan.hang_timeout), Budget(plan.restarts, plan.new_steps)
+        self._stacks, self._memory, self._note, self._left = look, memory, note, left
+        ward = left[0] if left else Ward()
+        self._judge = judge or HangJudge(plan.hang_timeout, ward.longest)
+        self._budget = Budget(plan.restarts, plan.new_steps, ward.spent, ward.best)
         self._record = Record(plan.run_dir, clock, say)
         self._asked: list[int] = []  # signals that came, oldest first
         self._never = threading.Event()
@@ -89,42 +101,74 @@ class Supervisor:
             OSError: the command cannot be started.
         """
         while True:
-            life, verdict = self._live()
+            life, verdict, told = self._live()
+            if life.unseen and verdict.kind in ("preempted", "ended"):
+                self._say(f"{verdict.message}; it is started again, because guard run is")
+                continue
             if not verdict.fault:
                 if verdict.kind != "done":
                     self._say(f"{verdict.message}; it is not started again")
+                elif life.unseen:
+                    self._say("the run came to its end while no guard run watched it; it is not started again")
                 return verdict.exit_code
-            due = not life.lost and not self._asked and self._budget.spend(life.step)
+            # Where another restarts the run, it just has.
+            wanted = not life.lost and not self._asked
+            due = wanted and (self._budget.spend(life.step) or (life.unseen and not self._plan.restarts))
             who = self._who(life, due=due)
             self._say(f"{verdict.message}; {who}")
-            self._record.fault(life, verdict, who)
+            if not told:
+                self._record.fault(life, verdict, who)
             if not due:
                 self.gave_up = True
                 self._record.given_up(verdict.kind)
                 return verdict.exit_code
-            if not self._pause():
+            if self._plan.restarts and not self._pause():
                 return 128 + self._asked[0]
             self._record.restarted(verdict.kind, self._budget.spent, self._plan.restarts)
 
     # ---- one life
 
-    def _live(self) -> tuple[Life, Verdict]:
-        segment, beats = Segment(self._plan.run_dir), Beats(self._plan.run_dir)
+    def _live(self) -> tuple[Life, Verdict, bool]:
+        """One life, what its end means, and whether the journal knows that already."""
+        (ward, child), self._left = self._left or (Ward(), None), None
+        age, unseen = 0.0, False
         self._judge.begin()
-        child = self._start()
-        life = self._watch(child, beats)
-        log = segment.read()  # before what is left behind is ended too, which it may take for a preemption
-        if life.code or life.hang:
+        if child is None:
+            segment, beats = Segment(self._plan.run_dir), Beats(self._plan.run_dir)
+            child = self._begin(segment.offset)
+        else:
+            segment, beats = Segment(self._plan.run_dir, ward.offset), Beats(self._plan.run_dir, ward.began)
+            age, unseen = max(0.0, self._clock.time() - ward.began), child.poll() is not None
+            if not unseen:
+                self._say(f"its guard run was killed, process {child.pid} was not: this one watches it from now on")
+        life = replace(self._watch(child, beats, age), unseen=unseen)
+        entries = list(segment.read())  # before what is left behind is ended too, which it may take for a preemption
+        verdict = judge(life, IncidentLog(entries))
+        if verdict.kind != "done":
             self._clear(child)
         if not life.lost:
             child.close()
         out, err = child.last(_LINES)
-        life = replace(life, out=out, err=err)
-        return life, judge(life, log)
+        return replace(life, out=out, err=err), verdict, told(entries)
 
-    def _watch(self, child: Child, beats: Beats) -> Life:
-        clock, began = self._clock, self._clock.monotonic()
-        last, look_at, step = began, began, -1
+    def _begin(self, offset: int) -> Child:
+        """Starts it. The mark is written down first: even one killed in this moment leaves what finds the process."""
+        token = uuid.uuid4().hex
+        spent, best, longest = self._budget.spent, self._budget.best, self._judge.longest
+        begins = {"offset": offset, "began": self._clock.time(), "spent": spent, "best": best, "longest": longest}
+        self._note(token=token, child=None, relay=None, **begins)
+        child = self._start(token)
+        self._note(**child.handle())
+        return child
+
+    def _watch(self, child: Child, beats: Beats, age: float) -> Life:
+        """Until it ends.
+
+        Args:
+            age: how long it has run [s].
+        """
+        clock, began = self._clock, self._clock.monotonic() - age
+        last, look_at, step = clock.monotonic(), clock.monotonic(), -1
         memory = [self._memory()] * 2  # as of the last two looks
         found, hang, seen, evidence = beats.read(), None, 0, dict[str, str]()
         ending: Ending | None = None
@@ -145,6 +189,7 @@ class Supervisor:
                     evidence = self._on_hang(child, hang)
                     last = clock.monotonic()
                     ending = Ending("hang", last)
+                self._note(longest=self._judge.longest)
             clock.wait(self._never, _POLL)
         found = beats.read() or found
         leader = found[min(found)] if found else None

@@ -69,14 +69,21 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
     return Message(text, blocks.bounded(body), first, headline, shown, kept, command)
 
 
+_EACH = 3  # times that a fault is told each time it comes
+
+
 def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
-    """Its history, oldest first. A key once given stays; new events come after it."""
+    """Its history, oldest first. A key once given stays; new events come after it. Of a fault that comes again and
+    again the 4th, 8th, 16th … time is told, and each that needs a person: the root counts them all."""
     together = story.groups(log).get(incident.id) or story.Together([incident], [])
     found: list[Reply] = []
     for n, member in enumerate(together.again, 1):
         history, latest = _history(log, member), member is together.latest
-        if n > 1:
-            needed = latest and story.needs_person(log, member)
+        needs_person = story.needs_person(log, member)
+        if n > _EACH and n & (n - 1) and not needs_person:
+            history = [r for r in history if r.broadcast]
+        elif n > 1:
+            needed = latest and needs_person
             again = f"Again, {nth(n)} time: {_told_with(member)}"
             history = [Reply("again", again, needed), *history]
         found += [

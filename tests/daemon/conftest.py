@@ -10,6 +10,7 @@ import pytest
 
 from guard.clock import FakeClock
 from guard.daemon import kernel
+from guard.daemon.custody import Ward
 from guard.daemon.supervise import Plan, Supervisor
 from guard.incidents.journal import NAME, encode
 
@@ -105,6 +106,9 @@ class Actor:
     def close(self) -> None:
         self.closed = True
 
+    def handle(self) -> dict[str, object]:
+        return {"child": (self.pid, "1"), "relay": None}
+
 
 class Play:
     """A supervisor with a cast: each start is the next script; the last one is played again and again."""
@@ -115,20 +119,28 @@ class Play:
         self.said: list[str] = []
         self.oom = kernel.OutOfMemory()
         self.looked: list[list[int]] = []
+        self.notes: list[dict[str, object]] = []
+        self._plan = Plan(stage.path, restarts, **plan)
+        self.take_over(None, None)
+
+    def take_over(self, ward: Ward | None, child: Actor | None) -> None:
+        """Another supervisor has left this behind."""
         self.supervisor = Supervisor(
-            Plan(stage.path, restarts, **plan),
+            self._plan,
             self._start,
             clock=self.clock,
             say=self.said.append,
             random=lambda: 0.0,
             look=self._look,
             memory=lambda: self.oom,
+            note=lambda **changes: self.notes.append(changes),
+            left=(ward, child) if ward is not None else None,
         )
 
     def run(self) -> int:
         return self.supervisor.run()
 
-    def _start(self) -> Actor:
+    def _start(self, _token: str) -> Actor:
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         self.lives.append(Actor(script, self.clock, 100 * (len(self.lives) + 1)))
         return self.lives[-1]

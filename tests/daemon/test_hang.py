@@ -75,6 +75,16 @@ def test_the_first_step_has_a_floor_of_its_own():
     assert run.silent(70) is not None
 
 
+def test_steps_that_each_take_longer_than_the_floor():
+    run = Watched().beat(0, "start").beat(0).steps(1, 90).steps(3, 90, first=2)
+    assert run.judge.limit("step") == 900
+
+
+def test_one_that_stops_right_after_its_first_steps():
+    run = Watched().beat(0, "start").steps(1, 1).steps(1, 1, first=12)
+    assert run.silent(100).limit == 60
+
+
 def test_a_paused_run_waits_for_a_person_for_ever():
     assert Watched().beat(0, "start").steps(3, 1).beat(3, "paused").silent(100_000) is None
 

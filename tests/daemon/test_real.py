@@ -33,7 +33,7 @@ def supervise(folder: Path, *command: str, hang_timeout: float | None = None) ->
     said: list[str] = []
     supervisor = Supervisor(
         Plan(folder / "run", 3, hang_timeout),
-        lambda: ChildProcess(command, {**os.environ, "GUARD_RUN_DIR": str(folder / "run")}),
+        lambda token: ChildProcess(command, {**os.environ, "GUARD_RUN_DIR": str(folder / "run")}, token=token),
         clock=Hasty(),
         say=said.append,
         random=random.random,
@@ -65,8 +65,9 @@ def test_a_stopped_process_is_called_hung_and_started_again(tmp_path):
     assert "stopped" in str(incident.evidence["stacks"])
 
 
-def test_killed_started_again_and_stopped(tmp_path):
-    command = (sys.executable, str(PROGRAMS), "trains", str(tmp_path))
+@pytest.mark.parametrize("own", [(), ("own-run-dir",)])
+def test_killed_started_again_and_stopped(tmp_path, own):
+    command = (sys.executable, str(PROGRAMS), "trains", str(tmp_path), *own)
     code, said = supervise(tmp_path, *command)
     assert code == 76, said
     assert said[0].startswith("the training process was killed (SIGKILL)")

@@ -16,6 +16,8 @@ HANG = Hang(1, 40, 41, "data", 75.2, 60.0, 3)
     [
         (Life(0), None, "done", 0),
         (Life(0), "finished", "done", 0),
+        (Life(-signal.SIGKILL), "finished", "ended", 137),
+        (Life(1), "finished", "ended", 1),
         (Life(1), None, "crash", 1),
         (Life(1), "crashed", "crash", 1),
         (Life(-signal.SIGSEGV), None, "crash", 139),

@@ -242,3 +242,19 @@ def test_a_storm_stays_a_storm_after_a_restart(night, slack, courier, deliver):
     deliver(courier())
     deliver(courier())
     assert len(slack.roots()) == 11
+
+
+def test_a_fault_that_comes_again_and_again_is_counted_and_told_ever_more_rarely(night, slack, courier, deliver):
+    box = courier()
+    for n in range(1, 21):
+        night.opened(f"i{n:02d}", severity="warning", detector="loss_spike", policy="skip-on-loss-spike")
+        night.write("incident_closed", incident=f"i{n:02d}", status="resolved", count=1, outcome={})
+        deliver(box)
+    (root,) = slack.roots()
+    assert "20th time" in root["text"]
+    again = [m["text"].split(",")[1].strip() for m in slack.thread(root) if m["text"].startswith("Again")]
+    assert [text.split()[0].rstrip(":") for text in again] == ["2nd", "3rd", "4th", "8th", "16th"]
+    night.opened("i21", severity="warning", detector="loss_spike", policy="skip-on-loss-spike")
+    night.write("incident_closed", incident="i21", status="exhausted", count=1, outcome={})
+    deliver(box)
+    assert any("21st time" in m["text"] and m["broadcast"] for m in slack.thread(root))
