@@ -83,7 +83,7 @@ def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
         if n > _EACH and n & (n - 1) and not needs_person:
             history = [r for r in history if r.broadcast]
         elif n > 1:
-            needed = latest and needs_person
+            needed = latest and needs_person and not any(r.broadcast for r in history)  # which wakes already
             again = f"Again, {nth(n)} time: {_told_with(member)}"
             history = [Reply("again", again, needed), *history]
         found += [

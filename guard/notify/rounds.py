@@ -108,7 +108,7 @@ class Rounds:
         """One pass, now and here. With `eager` waiting times after failures are not kept (a person asked). Where there
         is no news it costs a few `stat`."""
         if self._quiet() and not eager:
-            return _NOTHING
+            return self._rest()
         with self._passing:
             try:
                 return self._pass(eager)
@@ -257,6 +257,9 @@ class Rounds:
         """All is told. Until when, if nothing happens?"""
         times = [at for desk in self._desks for at in desk.times(self._clock.time())]
         self._quiet_until = min([escalation, *times])
+        return self._rest()
+
+    def _rest(self) -> Progress:
         left = self._quiet_until - self._clock.time()
         return _NOTHING if math.isinf(left) else Progress(next_try=max(0.0, left))
 

@@ -290,9 +290,13 @@ def test_what_nobody_answers_is_told_to_the_next_once(night, slack, clock, calli
     assert "Acknowledged by ada" in root["text"], "it is kept up to date there"
 
 
-def test_who_is_on_call_hears_at_once_of_what_is_critical_as_such(night, slack, calling):
+def test_who_is_on_call_sleeps_until_nobody_else_has_answered(night, slack, clock, calling):
     night.opened(severity="critical")
-    calling().deliver_once()
+    c = calling(min_severity="info")
+    through(clock, c, 4)
+    assert slack.roots("C0000002") == [], "critical, but nobody is needed"
+    night.closed(status="exhausted")
+    through(clock, c, 1)
     assert len(slack.roots("C0000002")) == 1
 
 
