@@ -19,7 +19,7 @@ _SHOWN = 8  # ticks before the incident
 
 def tell(run: RunStory, incident: Incident) -> None:
     """Prints all that is known of one incident."""
-    from guard.notify import story
+    from guard.notify import from_outside, story
     from guard.notify.words import clean, fault
 
     out(wrapped(story.first_line(run.log, incident)))
@@ -47,6 +47,8 @@ def tell(run: RunStory, incident: Incident) -> None:
     _section(
         "Seen at the same time", [f"- {clean(i.id, 80)}, {fault(i.detector)}, step {i.opened_step:,}" for i in also]
     )
+    for title, text in from_outside.evidence(incident):
+        out("\n".join(["", title, *(f"  {line}".rstrip() for line in text.splitlines())]))
     _section("Evidence", [str(p) for p in evidence_files(run, incident)])
     if changes and run.log.finished is None:
         out(f"\nTo take it back: guard undo {run.path} {clean(incident.id, 80)}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from guard.incidents import IncidentLog
 from guard.notify import blocks, buttons, story
+from guard.notify.from_outside import HAPPENED
 from guard.notify.message import Message, Reply
 from guard.notify.words import clean, count, cut, escape, fault, nth, number, sentence, utc
 from guard.types import Entry, Incident
@@ -23,7 +24,6 @@ EMOJI = {
     "exhausted": "🔴",
     "stopped": "🔴",
     "crashed": "🔴",
-    "hung": "🔴",
     "over": "⚪",
     "observed": "🔵",
 }
@@ -123,11 +123,12 @@ def _ending(log: IncidentLog, incident: Incident) -> list[Reply]:
     match now:
         case "resolved" | "exhausted" | "stopped":
             # The end of the run changes an exhausted incident's first line, but not what was told here.
-            said = "Needs you: out of remedies" if now == "exhausted" and waking else first
+            remedies = now == "exhausted" and waking and incident.detector not in HAPPENED
+            said = "Needs you: out of remedies" if remedies else first
             return [Reply(f"closed:{now}", sentence(said) + story.losses_said(incident), waking)]
-        case "over" if first.startswith("No action"):
+        case "over" if first.startswith("No action") or incident.detector in HAPPENED:
             return [Reply("over", sentence(first))]
-        case "over" | "crashed" if incident.policy != story.WATCH:
+        case "over" | "crashed":
             over = Reply("over", "Run over before a verdict: whether it would have helped is not known.")
             return ([over] if now == "over" or incident.status == "ended" else []) + (
                 [Reply("crashed", sentence(first), broadcast=True)] if now == "crashed" else []

@@ -77,7 +77,7 @@ def test_a_turn_for_the_worse_begins_the_waiting_anew(night, slack, clock, remin
         pytest.param(lambda n: (n.opened(), n.attempt(), n.finished()), id="over"),
         pytest.param(lambda n: (n.opened(), n.closed(status="exhausted"), n.finished()), id="finished as planned"),
         pytest.param(lambda n: (n.opened(), n.closed(status="exhausted"), n.ack()), id="acknowledged"),
-        pytest.param(lambda n: (n.watched(), n.goes_on()), id="goes on again"),
+        pytest.param(lambda n: (n.watched(), n.outside_closed()), id="goes on again"),
     ],
 )
 def test_of_what_waits_for_nobody_nobody_is_reminded(night, slack, clock, courier, spec, story):
@@ -306,7 +306,9 @@ def test_nobody_else_is_called_once_somebody_has_answered(night, slack, clock, c
     c = calling()
     c.deliver_once()
     clock.advance(600)
-    {"ack": lambda: night.ack("w1"), "silence": lambda: night.silence(9 * HOUR), "repaired": night.goes_on}[answer]()
+    {"ack": lambda: night.ack("w1"), "silence": lambda: night.silence(9 * HOUR), "repaired": night.outside_closed}[
+        answer
+    ]()
     through(clock, c, 4)
     assert slack.roots("C0000002") == []
 
