@@ -71,7 +71,7 @@ def nudges(
     ended = log.silence_ended(latest.policy, now)
     if told_at < ended and latest.opened_at < ended:
         text = f"The silence is over, and this still stands. {sentence(story.first_line(log, latest))}"
-        found.append(Reply(f"after-silence:{ended:.0f}", f"{text} {_to_stop(log, latest)}", broadcast=True))
+        found.append(_nudge(log, latest, f"after-silence:{ended:.0f}", text))
         started = max(started, ended)
     if every is None:
         return found, NEVER
@@ -80,8 +80,8 @@ def nudges(
     if due:
         state = "open" if story.stage(log, latest) in ("firing", "verifying") else story.stage(log, latest)
         unanswered = f"Unresolved for {span(now - since(log, incident))}, and nobody has acknowledged it."
-        text = f"{unanswered} {sentence(story.first_line(log, latest))} {_to_stop(log, latest)}"
-        found.append(Reply(f"reminder:{latest.id}:{state}:{due}", text, broadcast=True))
+        text = f"{unanswered} {sentence(story.first_line(log, latest))}"
+        found.append(_nudge(log, latest, f"reminder:{latest.id}:{state}:{due}", text))
     return found, times[due] if due < REMINDERS else NEVER
 
 
@@ -93,5 +93,6 @@ def escalates_at(log: IncidentLog, incident: Incident, after: float, now: float)
     return max(since(log, incident) + after, muted_until(log, incident, now))
 
 
-def _to_stop(log: IncidentLog, incident: Incident) -> str:
-    return f"To acknowledge it, type: guard ack {run_dir(log)} {shlex.quote(clean(incident.id, 80))}"
+def _nudge(log: IncidentLog, incident: Incident, key: str, text: str) -> Reply:
+    command = f"guard ack {run_dir(log)} {shlex.quote(clean(incident.id, 80))}"
+    return Reply(key, f"{text} To acknowledge it, type:", broadcast=True, command=command)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from guard.notify.words import cut, escape
+from guard.notify.words import cut, escape, escape_code
 
 Block = dict[str, Any]
 
@@ -39,8 +39,12 @@ def fields(pairs: Iterable[tuple[str, str]], time: float) -> Block:
 
 
 def code(label: str, command: str) -> Block:
-    typed = _fitting(command.replace("`", "'"), SECTION - 100)
-    return {"type": "section", "text": _mrkdwn(f"*{escape(label)}*\n`{typed}`")}
+    return {"type": "section", "text": _mrkdwn(f"*{escape(label)}*\n{typed(command)}")}
+
+
+def typed(command: str) -> str:
+    """A command, to be copied."""
+    return f"`{_fitting(command, SECTION - 100, escape_code)}`"
 
 
 def with_image(blocks: list[Block], file_id: str, alt: str) -> list[Block]:
@@ -77,7 +81,7 @@ def text_size(blocks: Iterable[Block]) -> int:
     return sum(len(text["text"]) for b in blocks for text in ([b["text"]] if "text" in b else b.get("fields", [])))
 
 
-def _fitting(text: str, limit: int) -> str:
+def _fitting(text: str, limit: int, escape: Callable[[str], str] = escape) -> str:
     """Escaped, and within the limit after escaping, which can make text five times as long."""
     escaped = escape(cut(text, limit))
     while len(escaped) > limit:

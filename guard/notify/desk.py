@@ -85,11 +85,15 @@ class Desk(ABC):
 
     # ---- one pass
 
+    def due(self, log: IncidentLog) -> Iterator[Subject]:
+        """What is told here, oldest first."""
+        return due(log, self.spec, self.called)
+
     def unsettled(self, log: IncidentLog, versions: Mapping[str, int], now: float) -> list[Subject]:
         """Of which this process has not told all, or that have changed since, or whose time has come."""
         return [
             s
-            for s in due(log, self.spec, self.called)
+            for s in self.due(log)
             if self.settled.get(s.id) != versions.get(s.id, 0) or self.again_at.get(s.id, NEVER) <= now
         ]
 
@@ -234,6 +238,11 @@ class Desk(ABC):
             root.state, root.digest, root.told_at = "stormed", own if storm == mine else _ELSEWHERE + storm, turn.now
             turn.box.save(root)
         return True
+
+    def rooted(self, turn: Turn, subject: Subject) -> None:
+        """An incident got a message of its own."""
+        if isinstance(subject, Told):
+            turn.pace.limiter.rooted(self.channel_key, turn.now)
 
     def _storms(self, turn: Turn) -> bool:
         storms: dict[str, list[Item]] = {}

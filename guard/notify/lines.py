@@ -35,14 +35,14 @@ class LineDesk(Desk):
             first = item.state != "told"
             self._send(turn, item, subject.message(), state, self._facts(subject, worse=subject.worse()))
             if first:
-                turn.pace.limiter.rooted(self.channel_key, turn.now)
+                self.rooted(turn, subject)
         for nudge in self.nudges(subject, item, turn.now)[0]:
             said = turn.box.item(self.spec.name, subject.id, nudge.key)
             if said.state == "told":
                 continue
             if self.later(turn, said):
                 return False
-            message = replace(subject.message(), text=nudge.text, first_line=nudge.text)
+            message = replace(subject.message(), text=nudge.line, first_line=nudge.line)
             self._send(turn, said, message, nudge.key, self._facts(subject, worse=True))
         return True
 

@@ -39,8 +39,15 @@ class Reply:
         key: unique within the incident, and the same whenever it is rendered.
         text: what happened.
         broadcast: a worsening, which must wake somebody.
+        command: what to type about it.
     """
 
     key: str
     text: str
     broadcast: bool = False
+    command: str = ""
+
+    @property
+    def line(self) -> str:
+        """Text and command, for receivers without markup."""
+        return f"{self.text} {self.command}".rstrip()

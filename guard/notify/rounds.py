@@ -8,7 +8,7 @@ import hashlib
 import math
 import sqlite3
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from guard.incidents import IncidentLog
 from guard.notify import attention, lifecycle, story
 from guard.notify.aside import Aside
 from guard.notify.buttons import Listeners
-from guard.notify.desk import Desk, due
+from guard.notify.desk import Desk
 from guard.notify.failure import OutOfTime
 from guard.notify.lines import LineDesk
 from guard.notify.outbox import LeaseLost, Outbox, open_outbox
@@ -122,9 +122,8 @@ class Rounds:
         tale.catch_up()
         try:
             box = self._box or open_outbox(self._path)[0]
-            called = self._called(tale.log, box)[0]
-            now = self._clock.time()
-            found = [p for desk in self._desks for p in _pending(tale.log, box, desk, called[desk.spec.name], now)]
+            self._call(tale.log, box)
+            found = [p for desk in self._desks for p in _pending(tale.log, box, desk, self._clock.time())]
             if box is not self._box:
                 box.close()
         except sqlite3.Error as error:
@@ -173,7 +172,7 @@ class Rounds:
                 desk.forget()
         if first and self._box.fresh:
             self._suspects = {lifecycle.ID, *self._tale.log.incidents}
-        escalation = self._escalate(self._box)
+        escalation = self._call(self._tale.log, self._box)
         joined, self._joined = self._joined, self.pace.limiter.joined
         work = self._unsettled()
         storms = any(desk.keeps_storm for desk in self._desks) and joined != self._joined
@@ -181,8 +180,8 @@ class Rounds:
             if self._aside is not None:
                 self._aside.waits(False)
             return self._at_rest(escalation)  # a quiet run writes nothing
-        if self._stands_aside(self._box, work):
-            return Progress(waiting=sum(map(len, work)), leader=False, next_try=POLL)
+        if (left := self._left_to_daemon(self._box, work)) is not None:
+            return Progress(waiting=left, leader=False, next_try=POLL) if left else self._at_rest(escalation)
         if not self._box.take_lease(self._clock.time()):
             return Progress(leader=False, next_try=POLL)
         self._locked = 0
@@ -216,25 +215,26 @@ class Rounds:
         now = self._clock.time()
         return [desk.unsettled(self._tale.log, self._tale.versions, now) for desk in self._desks]
 
-    def _stands_aside(self, box: Outbox, work: list[list[Subject]]) -> bool:
-        """A daemon is to tell this. What it has told is settled here too; what it leaves too long is told here."""
+    def _left_to_daemon(self, box: Outbox, work: list[list[Subject]]) -> int | None:
+        """How much of it a daemon has still to tell; None if it is to be told here, also because that took too long.
+        What the daemon has told is settled here too."""
         if self._aside is None or not self._aside.now():
-            return False
-        untold, now = False, self._clock.time()
+            return None
+        untold, now = 0, self._clock.time()
         for desk, subjects in zip(self._desks, work, strict=True):
             for subject in subjects:
                 rows = {row.key: row for row in box.items(desk.spec.name, "incident = ?", subject.id)}
                 if subject.muted_until(now) or not desk.untold(subject, rows):
                     desk.settle(box, self._tale.versions, subject, now)
                 else:
-                    untold = True
-        if not self._aside.waits(untold):
-            return True
+                    untold += 1
+        if not self._aside.waits(untold > 0):
+            return untold
         self._say("the daemon has not told this run's messages for a minute; from now on the run tells them itself")
         for desk in self._desks:
             desk.forget()
         work[:] = self._unsettled()
-        return False
+        return None
 
     def _progress(self, turn: Turn, escalation: float) -> Progress:
         waiting, soonest = 0, None
@@ -263,32 +263,22 @@ class Rounds:
         left = self._quiet_until - self._clock.time()
         return _NOTHING if math.isinf(left) else Progress(next_try=max(0.0, left))
 
-    def _escalate(self, box: Outbox) -> float:
-        """Sets who is called because nobody has answered elsewhere; until when that holds."""
-        if not any(s.escalate for s in self.specs):
-            return math.inf
-        called, until = self._called(self._tale.log, box)
+    def _call(self, log: IncidentLog, box: Outbox) -> float:
+        """Tells the desks which incidents they are told because nobody has answered elsewhere; when there may be
+        more."""
+        now, until, called = self._clock.time(), math.inf, {desk.spec.name: set[str]() for desk in self._desks}
+        for escalate in [s.escalate for s in self.specs if s.escalate]:
+            rows = box.items(escalate.to, "key = 'root' AND incident NOT LIKE '@%'")
+            called[escalate.to] |= {row.incident for row in rows}
+            for key, together in story.groups(log).items():
+                at = attention.escalates_at(log, together.again[0], escalate.after, now)
+                if at <= now:
+                    called[escalate.to].add(key)
+                else:
+                    until = min(until, at)
         for desk in self._desks:
             desk.called = called[desk.spec.name]
         return until
-
-    def _called(self, log: IncidentLog, box: Outbox) -> tuple[dict[str, set[str]], float]:
-        """By receiver, the incidents that it is told because nobody has answered elsewhere; and when there may be
-        more."""
-        called: dict[str, set[str]] = {s.name: set() for s in self.specs}
-        now, until = self._clock.time(), math.inf
-        for spec in self.specs:
-            if spec.escalate is None:
-                continue
-            to = spec.escalate.to
-            called[to] |= {row.incident for row in box.items(to, "key = 'root' AND incident NOT LIKE '@%'")}
-            for key, together in story.groups(log).items():
-                at = attention.escalates_at(log, together.again[0], spec.escalate.after, now)
-                if at <= now:
-                    called[to].add(key)
-                else:
-                    until = min(until, at)
-        return called, until
 
     # ---- an outbox that cannot be used
 
@@ -343,10 +333,10 @@ def _in_use(
     return [replace(r, on_call=r.name in on_call) for r in used]
 
 
-def _pending(log: IncidentLog, box: Outbox, desk: Desk, called: Container[str], now: float) -> list[Pending]:
+def _pending(log: IncidentLog, box: Outbox, desk: Desk, now: float) -> list[Pending]:
     standing = box.standing(desk.spec.name)
     found = []
-    for subject in due(log, desk.spec, called):
+    for subject in desk.due(log):
         rows = {row.key: row for row in box.items(desk.spec.name, "incident = ?", subject.id)}
         try:
             muted = subject.muted_until(now) > 0

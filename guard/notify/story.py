@@ -323,6 +323,9 @@ def what_was_done(incident: Incident) -> str:
     lines = [f"{i}. {attempt_line(incident, a)}" for i, a in enumerate(incident.attempts, 1)]
     if len(lines) > 8:
         lines = [*lines[:2], f"… {len(lines) - 7} more …", *lines[-5:]]
+    pause = incident.evidence.get("pause")
+    if isinstance(pause, dict):
+        lines.append(f"The pause is over: {clean(pause.get('ended'), 160)}.")
     return "\n".join(lines)
 
 

@@ -103,7 +103,7 @@ class ThreadDesk(Desk):
                 self._drop(turn, turn.box.item(self.spec.name, subject.id, reply.key))
         forms, digest = self._content(subject, listening=turn.listening)
         self._post(turn, root, forms, digest)
-        turn.pace.limiter.rooted(self.channel_key, turn.now)
+        self.rooted(turn, subject)
 
     def _edit(self, turn: Turn, root: Item, subject: Subject) -> bool:
         """Brings the root up to date; False if that has to wait."""
@@ -178,6 +178,7 @@ class ThreadDesk(Desk):
             return True
         mention = self.spec.mention if reply.broadcast else None
         text = render.slack_text(cut(reply.text, 3000), mention)
+        text += f" {blocks.typed(reply.command)}" if reply.command else ""
         try:
             self._post(turn, item, [(text, None)], "told", root, broadcast=reply.broadcast)
         except Failure as failure:

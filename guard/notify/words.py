@@ -14,6 +14,9 @@ _UNSAFE = re.compile(
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SHOUT = re.compile(r"@(?=(channel|here|everyone)\b)", re.IGNORECASE)
 
+_MARKUP = re.compile(r"(?<!\w)[*_~](?=\S)")
+_LOOKALIKE = {"*": "\u2217", "_": "\u02cd", "~": "\u223c"}
+
 SIGNALS = {"grad_norm": "global gradient norm", "lr": "learning rate", "lr_effective": "effective learning rate"}
 FAULTS = {
     "non_finite": "NaN or Inf in loss or gradients",
@@ -47,8 +50,17 @@ def cut(text: str, limit: int) -> str:
 
 
 def escape(text: str) -> str:
-    """For Slack: nothing in it is markup, and nothing in it pings anybody."""
-    quiet = _SHOUT.sub("@\u200b", text)
+    """For Slack: nothing in it is markup, and nothing in it pings anybody.
+
+    Slack knows no escape for ``*bold*`` and its like: where such a sign could open something, one that looks the same
+    stands for it.
+    """
+    return escape_code(_MARKUP.sub(lambda match: _LOOKALIKE[match[0]], text))
+
+
+def escape_code(text: str) -> str:
+    """The same for text between backticks, where only ``&<>`` mean something, and which people copy."""
+    quiet = _SHOUT.sub("@\u200b", text.replace("`", "'"))
     return quiet.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

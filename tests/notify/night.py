@@ -166,9 +166,9 @@ class Night:
         )
         evidence = {"rank": rank, "phase": "data"} if hang else {}
         self.outside("incident_evidence", incident=id, evidence={**evidence, "restarts": restarts}, cause=cause)
-        self.outside_closed(id, "exhausted")
+        self.goes_on(id, "exhausted")
 
-    def outside_closed(self, id: str = "w1", status: str = "resolved") -> None:
+    def goes_on(self, id: str = "w1", status: str = "resolved") -> None:
         self.outside("incident_closed", incident=id, status=status, count=1, outcome={})
 
     def somebody_restarted(self, id: str = "w1") -> None:
@@ -176,7 +176,7 @@ class Night:
         restart = {"type": "restart", "summary": "somebody started the run again", "changes": {}, "standing": False}
         attempt = {"rung": 0, "rungs": 1, "repeat": 0, "escalated": False, "would": False}
         self.outside("attempt", incident=id, **attempt, results=[restart], unavailable=[])
-        self.outside_closed(id, "ended")
+        self.goes_on(id, "ended")
 
     def supervised(
         self, detector: str = "crash", *, id: str = "d0001", restarts: str = "it is started again", **evidence: Any

@@ -43,7 +43,7 @@ def test_an_unresolved_incident_is_reminded_of_ever_more_rarely_and_then_no_more
     assert times == [4, 8, 16, 32, 64, 128]
     first = woken(slack)[0]
     assert first.startswith("<@U012> Unresolved for 4 h, and nobody has acknowledged it. Seen: NaN or Inf")
-    assert first.endswith(f"type: guard ack {night.run_dir} a1")
+    assert first.endswith(f"type: `guard ack {night.run_dir} a1`")
 
 
 def test_of_missed_reminders_only_the_latest_is_told(night, slack, clock, reminding):
@@ -77,7 +77,7 @@ def test_a_turn_for_the_worse_begins_the_waiting_anew(night, slack, clock, remin
         pytest.param(lambda n: (n.opened(), n.attempt(), n.finished()), id="over"),
         pytest.param(lambda n: (n.opened(), n.closed(status="exhausted"), n.finished()), id="finished as planned"),
         pytest.param(lambda n: (n.opened(), n.closed(status="exhausted"), n.ack()), id="acknowledged"),
-        pytest.param(lambda n: (n.watched(), n.outside_closed()), id="goes on again"),
+        pytest.param(lambda n: (n.watched(), n.goes_on()), id="goes on again"),
     ],
 )
 def test_of_what_waits_for_nobody_nobody_is_reminded(night, slack, clock, courier, spec, story):
@@ -306,9 +306,7 @@ def test_nobody_else_is_called_once_somebody_has_answered(night, slack, clock, c
     c = calling()
     c.deliver_once()
     clock.advance(600)
-    {"ack": lambda: night.ack("w1"), "silence": lambda: night.silence(9 * HOUR), "repaired": night.outside_closed}[
-        answer
-    ]()
+    {"ack": lambda: night.ack("w1"), "silence": lambda: night.silence(9 * HOUR), "repaired": night.goes_on}[answer]()
     through(clock, c, 4)
     assert slack.roots("C0000002") == []
 

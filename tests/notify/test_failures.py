@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from dataclasses import replace
 
@@ -115,6 +116,7 @@ def test_slack_down_for_a_night(night, slack, courier, deliver, clock, said):
             "channel_not_found",
             "#training",
         ),
+        (lambda s: s.archived.add("C0000001"), lambda s: s.archived.clear(), "is_archived", "choose another"),
         (lambda s: s.denied.add("chat.postMessage"), lambda s: s.denied.clear(), "missing_scope", "slack-app-manifest"),
     ],
 )
@@ -366,3 +368,108 @@ def test_a_token_is_in_no_error_no_log_no_file(night, slack, courier, clock, sai
     everything += "".join(f.read_bytes().decode("latin-1") for f in night.run_dir.glob("outbox.db*"))
     assert len(c.pending()) == 4
     assert "leaky" not in everything
+
+
+# ---- the table: each trouble in the middle of a night, and what people have read when it is over
+
+
+def down(slack, clock, passing):
+    slack.stop()
+    passing(600)
+    slack.start()
+
+
+def ratelimited(slack, clock, passing):
+    slack.fail(*["429:20"] * 12)
+    passing(300)
+
+
+def server_errors(slack, clock, passing):
+    slack.fail(*["500", "html"] * 6)
+    passing(600)
+
+
+def replies_lost(slack, clock, passing):
+    slack.fail(*["lost", "ok"] * 6, method="chat.postMessage")
+    passing(600)
+
+
+def slow(slack, clock, passing):
+    slack.fail("hang", "ok", "hang", method="chat.postMessage")
+    slack.release.set()  # the answer comes, but nobody waits for it in this test's real time
+    passing(120)
+
+
+def revoked(slack, clock, passing):
+    slack.tokens.clear()
+    passing(700)
+    slack.tokens.add(TOKEN)
+
+
+def archived(slack, clock, passing):
+    slack.archived.add("C0000001")
+    passing(700)
+    slack.archived.clear()
+
+
+TROUBLES = [down, ratelimited, server_errors, replies_lost, slow, revoked, archived]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("when", ["before the message", "after it", "at the reminder"])
+def test_a_night_with_trouble(night, slack, courier, clock, spec, trouble, when):
+    c = courier(replace(spec, remind_every=3600.0))
+
+    def passing(seconds):
+        end = clock.time() + seconds
+        while clock.time() < end:
+            progress = c.deliver_once()
+            clock.advance(min(10.0, max(0.5, progress.next_try or 10.0)))
+
+    if when == "before the message":
+        night.opened()
+        night.attempt()
+        trouble(slack, clock, passing)
+    else:
+        night.opened()
+        passing(5)
+        night.attempt()
+    night.attempt(rung=1)
+    if when == "after it":
+        trouble(slack, clock, passing)
+    passing(900)
+    night.closed(status="exhausted")
+    passing(3595)
+    if when == "at the reminder":
+        trouble(slack, clock, passing)
+    passing(2400)
+    slack.faults.clear()
+    night.ack()
+    passing(900)
+    keys = [key.partition("/")[2] for key in texts(slack)]
+    assert len(keys) == len(set(keys)), "nothing is doubled"
+    assert keys[0] == "root"
+    events = {"attempt:0", "attempt:1", "closed:exhausted", "reminder:a1:exhausted:1", "ack"}
+    # What had happened before the first message is in that message, and nowhere else.
+    assert events - set(keys) in (set(), {"attempt:0"}, {"attempt:0", "attempt:1"})
+    assert when != "after it" or set(keys) == {"root", *events}, "nothing is lost"
+    [root] = slack.roots()
+    assert "Needs you: out of remedies" in root["text"]
+    assert "Acknowledged by ada" in root["text"]
+    assert c.pending() == []
+    times = slack.times["C0000001"]
+    assert all(b - a >= 0.999 for a, b in itertools.pairwise(times)), "at most one a second"
+
+
+@pytest.mark.parametrize("what", ["the message", "a reply"])
+def test_a_person_deletes(night, slack, courier, deliver, what):
+    c = courier()
+    night.opened()
+    night.attempt()
+    deliver(c)
+    next(m for m in slack.live if bool(m["thread"]) == (what == "a reply"))["deleted"] = True
+    night.ack()
+    night.closed()
+    deliver(c)
+    assert texts(slack) == (["a1/attempt:0"] if what == "the message" else ["a1/root", "a1/ack", "a1/closed:resolved"])
+    assert c.pending() == []

@@ -31,11 +31,11 @@ STORIES = {
         f"Needs you: the run crashed; {NOBODY}",
     ),
     "goes on": (
-        lambda n: (n.watched(), n.outside_closed()),
+        lambda n: (n.watched(), n.goes_on()),
         "No action needed: the run hung and went on by itself",
     ),
     "hung, then gone": (
-        lambda n: (n.watched(), n.outside_closed(status="ended")),
+        lambda n: (n.watched(), n.goes_on(status="ended")),
         "Over: the run hung, and has ended since",
     ),
     "crash, begun again": (

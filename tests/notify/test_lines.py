@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from guard.notify import ReceiverSpec
@@ -105,3 +109,29 @@ def test_nobody_is_told_without_receivers(night, clock, capsys):
     assert c.close(1.0)
     assert c.deliver_once().waiting == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_signed_webhook_verifies_as_the_page_says(night, slack, courier, deliver, hook):
+    page = (Path(__file__).parents[2] / "docs" / "slack.md").read_text("utf-8")
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    verify = {}
+    exec(snippet, verify)
+    night.opened()
+    deliver(courier(replace(hook(), secret=lambda: "s3cret")))
+    [(headers, body)] = slack.signed
+    at = float(headers["X-Guard-Timestamp"])
+    assert at == night.clock.time()
+    assert verify["genuine"](b"s3cret", headers, body, at + 10)
+    assert not verify["genuine"](b"s3cret", headers, body + b" ", at + 10)
+    assert not verify["genuine"](b"other", headers, body, at + 10)
+    assert not verify["genuine"](b"s3cret", headers, body, at + 3600), "an old message played again"
+    assert not verify["genuine"](b"s3cret", {**headers, "X-Guard-Timestamp": str(at + 1)}, body, at + 10)
+
+
+def test_without_its_secret_a_webhook_is_not_sent_unsigned(night, slack, courier, deliver, hook, said):
+    night.opened()
+    c = courier(replace(hook(), secret=lambda: ""))
+    c.deliver_once()
+    assert slack.hooks == []
+    assert [p.error for p in c.pending()] == ["no_secret"]
+    assert "the secret that signs is empty" in said[0]

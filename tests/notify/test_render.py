@@ -10,7 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guard.incidents import IncidentLog, read_journal
-from guard.notify import blocks, render, words
+from guard.notify import blocks, render, render_digest, words
+from guard.notify.lifecycle import Run
+
+STARTED = {"mode": "enforce", "policy": "default", "pid": 1, "rank": 0, "versions": {}, "policy_digest": "0"}
 
 
 def read(night):
@@ -142,6 +145,44 @@ def test_megabytes_of_error_text_are_cut(night):
     assert len(render.to_terminal(message)) < 20_000
     marked = [b["text"]["text"] for b in message.blocks if b["type"] == "section" and "text" in b]
     assert not any(re.search(r"&(?!amp;|lt;|gt;)", text) for text in marked), "no entity is cut in two"
+
+
+NASTY = ["../x", "*bold*", "`ticks`", "two\nlines", "<!channel> & @here", "\x1b[31mred", "z" * 5_000_000]
+
+
+@pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
+def test_a_runs_name_is_only_text_wherever_it_is_told(night, name):
+    """In an incident, a storm, a run's own message, a digest and behind buttons."""
+    night.write("run_started", **{**STARTED, "run": name, "host": name, "run_dir": name, "script": name})
+    night.opened(message=name)
+    night.write("ack", incident="a1", author=name)
+    night.write("run_finished", status="stopped", summary={})
+    entries = read_journal(night.run_dir)
+    log = IncidentLog(entries)
+    incident = log.incidents["a1"]
+    told = [
+        render.root(log, incident, listening=True),
+        render.storm(log, [incident], 0.0, [3]),
+        Run(log).message(),
+        render_digest([entries], 0.0, 1e12),
+    ]
+    assert any(b["type"] == "actions" for b in told[0].blocks)
+    for message in told:
+        text = json.dumps(message.blocks)
+        assert len(text) < 20_000
+        assert len(message.text) < 2_000
+        assert "<!channel" not in text
+        assert "@here" not in text
+        assert "\\u001b" not in text
+        header, *others = message.blocks
+        assert "\n" not in header["text"]["text"]
+        assert all(len(b["text"]["text"]) <= 3000 for b in others if "text" in b)
+        marked = [t["text"] for b in others for t in ([b["text"]] if "text" in b else b.get("fields", []))]
+        assert not any("*bold*" in t.partition("`")[0] for t in marked), "it is not made bold"
+        assert all(t.count("`") in (0, 2) for t in marked), "a command's ticks are the only ones"
+    for reply in render.replies(log, incident):
+        assert len(reply.text) < 3_000
+        assert "<!channel" not in render.slack_text(reply.text)
 
 
 @pytest.mark.parametrize(
