@@ -63,6 +63,7 @@ def _section(title: str, lines: list[str]) -> None:
 
 
 def _head(run: RunStory, incident: Incident) -> Iterator[tuple[str, str]]:
+    from guard.notify import story
     from guard.notify.words import clean, utc
 
     yield "Incident", f"{clean(incident.id, 80)}, {incident.status}" + _owner(incident)
@@ -70,7 +71,7 @@ def _head(run: RunStory, incident: Incident) -> Iterator[tuple[str, str]]:
     yield "Opened", f"step {incident.opened_step:,}, tick {incident.opened_tick:,}, {utc(incident.opened_at)}"
     if incident.closed_tick is not None and incident.closed_at is not None:
         yield "Closed", f"tick {incident.closed_tick:,}, {utc(incident.closed_at)}"
-    if ack := run.log.acks.get(incident.id):
+    if ack := story.ack(run.log, incident):
         yield "Acknowledged", f"by {clean(ack['author'], 80)}, {utc(ack['time'])}"
     if until := silenced_until(run, incident):
         yield "Silenced", f"until {utc(until)}"

@@ -71,7 +71,7 @@ def _sensible(log: IncidentLog, together: story.Together) -> Iterator[_Button]:
     now = together.latest
     stage, goes_on = story.stage(log, now), log.finished is None
     open_ = stage in ("firing", "verifying") or story.needs_person(log, now)
-    if open_ and now.id not in log.acks:
+    if open_ and not story.ack(log, now):
         yield _ACK
     if open_ or goes_on:
         yield _SILENCE

@@ -41,7 +41,7 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
     again = f" ({nth(len(together.again))} time)" if len(together.again) > 1 else ""
     first = cut(story.first_line(log, now), 120) + again
     run = clean(log.run.get("run") or "this run", 80)
-    acknowledged = f" · {_acknowledged(ack)}" if (ack := log.acks.get(now.id)) else ""
+    acknowledged = f" · {_acknowledged(ack)}" if (ack := story.ack(log, now)) else ""
     headline = f"{severity.capitalize()} · {fault(now.detector)} · run {run}{acknowledged}"
     sections = [
         ("What happened", story.what_happened(now)),
@@ -112,7 +112,8 @@ def _history(log: IncidentLog, incident: Incident) -> list[Reply]:
         for i in story.attached(log, incident)
     ]
     events.sort(key=lambda event: event[0])
-    ack = [Reply("ack", f"{_acknowledged(e)}.")] if (e := log.acks.get(incident.id)) else []
+    given = [e for i in (incident, *story.attached(log, incident)) if (e := log.acks.get(i.id))]
+    ack = [Reply("ack", f"{_acknowledged(given[0])}.")] if given else []
     return [*(reply for _, reply in events), *ack, *_ending(log, incident)]
 
 

@@ -12,7 +12,7 @@ from guard.incidents import IncidentLog
 from guard.notify import from_outside
 from guard.notify.from_outside import HAPPENED
 from guard.notify.words import as_float, clean, count, cut, fault, number, sentence, signal
-from guard.types import SEVERITIES, Attempt, Incident, Severity
+from guard.types import SEVERITIES, Attempt, Entry, Incident, Severity
 
 Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "over", "observed"]
 NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed"})
@@ -177,6 +177,18 @@ def _firsts(log: IncidentLog) -> dict[str, str]:
             firsts[incident.id] = firsts.get(past.id, past.id)
         before[fault_of] = incident
     return firsts
+
+
+def ack(log: IncidentLog, incident: Incident) -> Entry | None:
+    """The `ack` entry that answers for an incident: its own, or the first that somebody gave since it began to anything
+    told in the same message."""
+    if own := log.acks.get(incident.id):
+        return own
+    together = groups(log)[owner(log, incident).id]
+    given = (log.acks.get(i.id) for i in (*together.again, *together.attached))
+    return min(
+        (e for e in given if e and e["time"] >= incident.opened_at), key=lambda e: float(e["time"]), default=None
+    )
 
 
 def severity(log: IncidentLog, together: Sequence[Incident]) -> Severity:

@@ -172,6 +172,24 @@ def test_an_acknowledgement_answers_for_what_was_seen_and_not_for_the_next_time(
     assert len(woken(slack)) == 3
 
 
+def test_what_is_told_together_is_acknowledged_together(night, slack, clock, reminding):
+    night.opened("first")
+    night.closed("first", status="exhausted")
+    clock.advance(600)
+    night.opened("again")
+    night.opened("along", attached_to="again", signal="other")
+    night.closed("again", status="exhausted")
+    reminding.deliver_once()
+    [root] = slack.roots()
+    night.ack("along")
+    reminding.deliver_once()
+    assert "Acknowledged by ada" in root["text"]
+    assert [m["text"] for m in slack.thread(root)][-1] == "Acknowledged by ada."
+    before = len(slack.live)
+    through(clock, reminding, 12)
+    assert len(slack.live) == before, "nobody is reminded"
+
+
 # ---- silences
 
 
