@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def acknowledged_by(run: RunStory, incident: Incident) -> str | None:
     """Who has seen it, or None."""
-    ack = run.log.acks.get(incident.id)
+    from guard.notify import story
+
+    ack = story.ack(run.log, incident)
     return str(ack["author"]) if ack else None
 
 

@@ -19,7 +19,7 @@ _SHOWN = 8  # ticks before the incident
 
 def tell(run: RunStory, incident: Incident) -> None:
     """Prints all that is known of one incident."""
-    from guard.notify import story, why
+    from guard.notify import from_outside, story, why
     from guard.notify.render import TRIED
     from guard.notify.words import clean, fault
 
@@ -53,6 +53,8 @@ def tell(run: RunStory, incident: Incident) -> None:
     _section(
         "Seen at the same time", [f"- {clean(i.id, 80)}, {fault(i.detector)}, step {i.opened_step:,}" for i in also]
     )
+    for title, text in from_outside.evidence(incident):
+        out("\n".join(["", title, *(f"  {line}".rstrip() for line in text.splitlines())]))
     _section("Evidence", [str(p) for p in evidence_files(run, incident)])
     if changes and run.log.finished is None:
         out(f"\nTo take it back: guard undo {run.path} {clean(incident.id, 80)}")
@@ -67,6 +69,7 @@ def _section(title: str, lines: list[str]) -> None:
 
 
 def _head(run: RunStory, incident: Incident) -> Iterator[tuple[str, str]]:
+    from guard.notify import story
     from guard.notify.words import clean, utc
 
     yield "Incident", f"{clean(incident.id, 80)}, {incident.status}" + _owner(incident)
@@ -74,7 +77,7 @@ def _head(run: RunStory, incident: Incident) -> Iterator[tuple[str, str]]:
     yield "Opened", f"step {incident.opened_step:,}, tick {incident.opened_tick:,}, {utc(incident.opened_at)}"
     if incident.closed_tick is not None and incident.closed_at is not None:
         yield "Closed", f"tick {incident.closed_tick:,}, {utc(incident.closed_at)}"
-    if ack := run.log.acks.get(incident.id):
+    if ack := story.ack(run.log, incident):
         yield "Acknowledged", f"by {clean(ack['author'], 80)}, {utc(ack['time'])}"
     if until := silenced_until(run, incident):
         yield "Silenced", f"until {utc(until)}"

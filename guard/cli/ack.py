@@ -10,7 +10,7 @@ from guard.cli import _runs
 from guard.cli._asking import author
 from guard.cli._attention import acknowledged_by
 from guard.cli._runs import ActDir, find_run, incident_of, read_run, unknown_incident
-from guard.cli._say import USAGE, fail, out
+from guard.cli._say import USAGE, fail, out, wrapped
 
 EXAMPLES = ("guard ack runs/exp1 i0003",)
 
@@ -21,10 +21,10 @@ def command(
 ) -> None:
     """Say that you have seen an incident.
 
-    Its message then says who has, nobody is reminded of it any more, and no further receiver is called. If the fault
-    comes back, that is a new incident.
+    Its message then says who has, nobody is reminded of it any more, and no further receiver is called. That counts for
+    all that was told in the same message until now; if the fault comes back, somebody is called again.
     """
-    from guard.incidents.outside import append
+    from guard.incidents import acts
 
     path = find_run(run_dir)
     run = read_run(path)
@@ -34,5 +34,4 @@ def command(
     if by := acknowledged_by(run, found):
         out(f"{found.id} was acknowledged by {by} already.")
         return
-    append(path, _runs.CLOCK, "ack", moment=_runs.moment(run), incident=found.id, author=author())
-    out(f"{found.id} acknowledged as {author()}: nobody is reminded of it, and no further receiver is called.")
+    out(wrapped(f"{acts.acknowledge(path, found.id, author(), _runs.CLOCK)} ({author()})."))

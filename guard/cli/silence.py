@@ -10,8 +10,8 @@ import typer
 from guard.cli import _runs
 from guard.cli._asking import Policy, author
 from guard.cli._courier import receivers
-from guard.cli._runs import ActDir, RunStory, find_run, moment, read_run
-from guard.cli._say import PROBLEMS, USAGE, fail, nearest, out, wrapped
+from guard.cli._runs import ActDir, RunStory, find_run, read_run
+from guard.cli._say import USAGE, fail, nearest, out, wrapped
 
 EXAMPLES = (
     "guard silence runs/exp1 --for 1h",
@@ -35,25 +35,19 @@ def command(
     No new messages and no reminders until then; messages that are there are still brought up to date. The journal is
     written and the guard repairs all the same. What is not resolved at the end is told then.
     """
-    from guard.incidents.outside import append
-    from guard.notify.words import span, utc
+    from guard.incidents import acts
+    from guard.notify.words import sentence, utc
 
     if lift == (for_ is not None):
         fail("say how long (--for 1h), or --lift to end a silence", USAGE)
     path = find_run(run_dir)
-    run = read_run(path)
-    _check_policy(run, policy)
-    now, what = _runs.CLOCK.time(), f"policy {policy}" if policy else "the whole run"
-    held = any(e["policy"] == policy for e in run.log.silences(now))
-    if lift and not held:
-        fail(f"nothing is silenced for {what}", PROBLEMS)
-    until = 0.0 if lift else now + _seconds(str(for_))
-    append(path, _runs.CLOCK, "silence", moment=moment(run), until=until, author=author(), policy=policy)
+    _check_policy(read_run(path), policy)
     if lift:
-        out(f"The silence of {what} is over; what is not resolved is told now.")
-    else:
-        out(wrapped(f"Quiet for {span(until - now)}, until {utc(until)}: {_who(path)}, about {what}."))
-        out(wrapped("The journal is written and the guard repairs all the same."))
+        out(wrapped(sentence(acts.lift(path, author(), _runs.CLOCK, policy))))
+        return
+    until = _runs.CLOCK.time() + _seconds(str(for_))
+    out(wrapped(sentence(acts.silence(path, until, author(), _runs.CLOCK, policy))))
+    out(wrapped(f"Until {utc(until)} nothing new is told to {_who(path)}."))
 
 
 def _seconds(text: str) -> float:

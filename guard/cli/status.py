@@ -193,7 +193,7 @@ def _incidents(run: RunStory) -> str:
     found, open_ = list(run.log.incidents.values()), _open(run)
     if not found:
         return "none"
-    needs = [i for i in found if story.stage(run.log, i) in story.NEEDS_YOU and i not in open_]
+    needs = [i for i in found if story.needs_person(run.log, i) and i not in open_]
     lines = [f"{i.id}, {i.detector}: {story.first_line(run.log, i)}" for i in [*needs, *open_]]
     more = [f"… and {len(lines) - 6} more: guard incidents {run.path}"] if len(lines) > 6 else []
     return "\n".join([f"{len(found)}, of which {len(open_) or 'none'} open", *lines[-6:], *more])

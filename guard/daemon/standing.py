@@ -51,7 +51,7 @@ def _progress(run_dir: Path) -> list[str]:
 
 
 def _incidents(log: IncidentLog) -> list[str]:
-    needs = [i for i in log.incidents.values() if story.stage(log, i) in story.NEEDS_YOU and i.id not in log.acks]
+    needs = [i for i in log.incidents.values() if story.needs_person(log, i) and not story.ack(log, i)]
     if needs:
         return [f"{clean(needs[-1].id, 40)}: {story.first_line(log, needs[-1])}"]
     open_ = [i for i in log.incidents.values() if not i.ended and log.finished is None]

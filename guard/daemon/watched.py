@@ -157,9 +157,9 @@ class Watched:
         return str((self.log.finished or {}).get("error", "")).startswith("KeyboardInterrupt")
 
     def _open(self, fault: str, memory: str) -> None:
-        name, hang = f"w{secrets.token_hex(4)}", self.condition.hang
+        name, hang = f"w{secrets.token_hex(4)}", self.condition.hang if fault == "hang" else None
         error = str((self.log.finished or {}).get("error", ""))
-        if fault == "hang" and hang is not None:
+        if hang is not None:
             others = f", nor does any of the {hang.others} others" if hang.others else ""
             message = (
                 f"rank {hang.rank} has made no progress for {hang.seconds:.0f} s at step {hang.step:,} in phase "
@@ -171,7 +171,7 @@ class Watched:
         else:
             message, evidence = "the training process is gone, and did not say why", {}
         detection = {
-            "signal": "seconds without progress" if hang else "exit",
+            "signal": "seconds without progress" if hang else "",
             "value": round(hang.seconds, 1) if hang else math.nan,
             "threshold": round(hang.limit, 1) if hang else math.nan,
             "baseline": math.nan,

@@ -58,32 +58,41 @@ def acknowledge(run_dir: Path, incident: str, author: str, clock: Clock) -> str:
     if (first := log.acks.get(incident)) is not None:
         return f"{incident} was acknowledged before, by {first['author']}"
     append(run_dir, clock, "ack", moment=_moment(story), incident=incident, author=author)
-    return f"{incident} is acknowledged: no more reminders of it"
+    return f"{incident} is acknowledged: nobody is reminded of it, and no further receiver is called"
 
 
 def silence(run_dir: Path, until: float, author: str, clock: Clock, policy: str | None = None) -> str:
     """Mutes messages, not protection.
 
     Args:
-        until: seconds since the epoch; one that has passed ends a silence.
+        until: seconds since the epoch.
         policy: only of this one; None: of the whole run.
 
     Raises:
-        UsageError: there is no run, the time is none, or the directory cannot be written.
+        UsageError: there is no run, the time is none or has passed, or the directory cannot be written.
     """
-    if not math.isfinite(until):
-        raise UsageError("a silence needs an end")
-    story = read_story(run_dir)
-    if not story:
-        raise UsageError(f"{run_dir} holds no journal of a run")
+    if not clock.time() < until < math.inf:
+        raise UsageError("a silence needs an end that is still to come")
+    story = _needs_run(run_dir)
     append(run_dir, clock, "silence", moment=_moment(story), until=until, author=author, policy=policy)
-    what = f"messages of policy {policy}" if policy else "all messages of the run"
     minutes = (until - clock.time()) / 60
-    return (
-        f"{what} are silenced for {minutes:,.0f} min; it is protected as before"
-        if minutes > 0
-        else f"{what} come again"
-    )
+    return f"{_of(policy)} are silenced for {minutes:,.0f} min; the run is protected as before"
+
+
+def lift(run_dir: Path, author: str, clock: Clock, policy: str | None = None) -> str:
+    """Ends a silence before its time.
+
+    Args:
+        policy: of which it is; None: of the whole run.
+
+    Raises:
+        UsageError: there is no run or no such silence, or the directory cannot be written.
+    """
+    story = _needs_run(run_dir)
+    if not any(e["policy"] == policy for e in IncidentLog(story).silences(clock.time())):
+        raise UsageError(f"nothing is silenced for {f'policy {policy}' if policy else 'the whole run'}")
+    append(run_dir, clock, "silence", moment=_moment(story), until=0.0, author=author, policy=policy)
+    return f"{_of(policy)} come again; what is not resolved is told now"
 
 
 def policy_of(run_dir: Path, incident: str) -> str:
@@ -134,11 +143,19 @@ def refuse(run_dir: Path, request: control.Request | dict[str, str], author: str
     Raises:
         UsageError: there is no run, or the directory cannot be written.
     """
-    story = read_story(run_dir)
-    if not story:
-        raise UsageError(f"{run_dir} holds no journal of a run")
+    story = _needs_run(run_dir)
     asked = request if isinstance(request, dict) else asdict(request)
     append(run_dir, clock, "request", moment=_moment(story), request=asked, author=author, accepted=False, message=why)
+
+
+def _of(policy: str | None) -> str:
+    return f"messages of policy {policy}" if policy else "all messages of the run"
+
+
+def _needs_run(run_dir: Path) -> list[Entry]:
+    if not (story := read_story(run_dir)):
+        raise UsageError(f"{run_dir} holds no journal of a run")
+    return story
 
 
 def _knows(story: list[Entry], incident: str, run_dir: Path) -> IncidentLog:

@@ -21,9 +21,12 @@ def render(run_dir: Path, incident_id: str) -> Path:
 
     Raises:
         KeyError: neither the journal nor those outside know such an incident.
+        ValueError: its id, which names the folder, would lead out of the run directory.
     """
     log = IncidentLog(read_story(run_dir))
     incident = log.incidents[incident_id]
+    if incident_id in ("", ".", "..") or Path(incident_id).name != incident_id:
+        raise ValueError(f"{incident_id!r} cannot name a folder")
     rows = _rows(run_dir, incident)
     target = run_dir / "evidence" / incident_id / "plot.png"
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def waits(log: IncidentLog, incident: Incident) -> bool:
     """It is unresolved, and nobody has acknowledged it. A run that has finished as planned waits for nobody."""
     now = story.latest(log, incident)
     finished = (log.finished or {}).get("status") == "finished"
-    return unresolved(log, incident) and now.id not in log.acks and not finished and now.severity != "info"
+    return unresolved(log, incident) and not story.ack(log, now) and not finished and now.severity != "info"
 
 
 def muted_until(log: IncidentLog, incident: Incident, now: float) -> float:

@@ -70,13 +70,12 @@ def for_incident(log: IncidentLog, together: story.Together) -> list[Block]:
 def _sensible(log: IncidentLog, together: story.Together) -> Iterator[_Button]:
     now = together.latest
     stage, goes_on = story.stage(log, now), log.finished is None
-    hung_or_gone = any(story.stage(log, i) in ("hung", "crashed") for i in together.again)
     open_ = stage in ("firing", "verifying") or story.needs_person(log, now)
-    if open_ and now.id not in log.acks:
+    if open_ and not story.ack(log, now):
         yield _ACK
     if open_ or goes_on:
         yield _SILENCE
-    if goes_on and not hung_or_gone:  # somebody is there who can obey
+    if goes_on and story.lost(log) is None:  # somebody is there who can obey
         if log.mode == "enforce":
             yield _OBSERVE
         if any(story.standing(i) for i in together.again):

@@ -22,20 +22,17 @@ _ELSEWHERE = "@"  # before the id of a storm whose rolling message is another ru
 STORM_URGENT = 20  # roots in the window up to which an incident that needs a person still gets its own
 
 
-def due(
-    log: IncidentLog, spec: ReceiverSpec, called: Container[str] = (), *, on_call: bool = False
-) -> Iterator[Subject]:
+def due(log: IncidentLog, spec: ReceiverSpec, called: Container[str] = ()) -> Iterator[Subject]:
     """What is told here, oldest first.
 
     Args:
         called: incidents that are told here whatever their severity, because nobody has answered elsewhere.
-        on_call: another receiver calls this one, which hears of nothing else.
     """
     if spec.lifecycle and log.lifecycle:
         yield lifecycle.Run(log)
     for key, together in story.groups(log).items():
         severity = story.severity(log, [*together.again, *together.attached])
-        if key in called or (not on_call and story.rank(severity) >= story.rank(spec.min_severity)):
+        if key in called or (not spec.on_call and story.rank(severity) >= story.rank(spec.min_severity)):
             yield Told(log, together.again[0])
 
 
@@ -46,7 +43,6 @@ class Desk(ABC):
         settled: by subject, the version of it of which all is told.
         again_at: by subject, when there may be more to say of it although nothing happens [s since the epoch].
         called: incidents told here because nobody has answered elsewhere.
-        on_call: another receiver calls this one.
         looked: subjects of an earlier outbox for which Slack has been searched.
         keeps_storm: a rolling message here also counts other runs' incidents.
     """
@@ -54,7 +50,6 @@ class Desk(ABC):
     def __init__(self, spec: ReceiverSpec) -> None:
         self.spec = spec
         self.called: set[str] = set()
-        self.on_call = False
         self.keeps_storm = False
         self.looked: set[str] = set()
         self.forget()
@@ -92,7 +87,7 @@ class Desk(ABC):
 
     def due(self, log: IncidentLog) -> Iterator[Subject]:
         """What is told here, oldest first."""
-        return due(log, self.spec, self.called, on_call=self.on_call)
+        return due(log, self.spec, self.called)
 
     def unsettled(self, log: IncidentLog, versions: Mapping[str, int], now: float) -> list[Subject]:
         """Of which this process has not told all, or that have changed since, or whose time has come."""

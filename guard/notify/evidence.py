@@ -7,12 +7,13 @@ of it.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from guard.incidents import IncidentLog, plot, read_story
-from guard.notify import render, why
+from guard.notify import from_outside, render, why
 from guard.notify.render import TRIED
 from guard.types import Incident
 
@@ -50,24 +51,36 @@ def make(run_dir: Path, incident_id: str) -> None:
 
 
 def report(log: IncidentLog, incident_id: str) -> str:
-    """The incident as a Markdown page."""
+    """The incident as a Markdown page; what it quotes stays a quotation."""
     incident = log.incidents[incident_id]
     message = render.root(log, incident)
-    parts = [f"# {message.first_line}", message.headline]
-    parts.append("\n".join(["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in message.fields)]))
+    parts = [f"# {_plain(message.first_line)}", _plain(message.headline)]
+    rows = (f"| {label} | {_plain(value)} |" for label, value in message.fields)
+    parts.append("\n".join(["| | |", "|---|---|", *rows]))
     for title, body in message.sections:
-        shown = _experiments(incident) if title == TRIED else body
-        parts.append(f"## {title}\n\n{shown}")
-    parts += ["![loss and gradient norm](plot.png)", f"`{message.command}`"]
+        parts.append(f"## {title}\n\n{_experiments(incident) if title == TRIED else _plain(body)}")
+    parts += [f"## {title}\n\n{_fenced(body)}" for title, body in from_outside.evidence(incident)]
+    parts += ["![loss and gradient norm](plot.png)", _fenced(message.command)]
     return "\n\n".join(parts) + "\n"
 
 
 def _experiments(incident: Incident) -> str:
     """The table of a diagnosis, and what was looked at before the first tensor that is not finite."""
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in why.experiments(incident))
+    rows = "\n".join(f"| {' | '.join(map(_plain, row))} |" for row in why.experiments(incident))
     table = f"| the failing step | outcome | numbers |\n|---|---|---|\n{rows}"
-    seen = "\n".join(f"- {line}" for line in why.before(incident))
+    seen = "\n".join(f"- {_plain(line)}" for line in why.before(incident))
     return f"{table}\n\nLooked at before it, and in order:\n\n{seen}" if seen else table
+
+
+def _plain(text: str) -> str:
+    """Nothing in it is a link, a tag, a cell's end or code."""
+    return re.sub(r"([\\`<>\[\]|*_])", r"\\\1", text)
+
+
+def _fenced(text: str) -> str:
+    """Behind a fence that nothing in it ends."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ class Run(Subject):
             return f"No action needed: the run has {'gone on' if again else 'started'}"
         if status == "stopped" and (why := self._person()):
             return f"No action needed: the run was stopped, {why}"
+        if status == "crashed" and (fault := story.lost(self.log)):
+            return story.first_line(self.log, fault)
         return _ENDINGS.get(status, f"No action needed: the run is {clean(status, 40)}")
 
     def _person(self) -> str:
@@ -95,7 +97,7 @@ class Run(Subject):
     def _wakes(self, ending: Entry) -> bool:
         """It went wrong, and no incident says so."""
         bad = ending is self.log.lifecycle[-1] and ending.get("status") in ("crashed", "stopped")
-        told = any(story.stage(self.log, i) in story.NEEDS_YOU for i in self.log.incidents.values())
+        told = story.lost(self.log) or any(story.needs_person(self.log, i) for i in self.log.incidents.values())
         return bad and not told and not self._person()
 
     def _ending(self, entry: Entry) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from guard.incidents import IncidentLog
 from guard.notify import blocks, buttons, story, why
+from guard.notify.from_outside import HAPPENED
 from guard.notify.message import Message, Reply
 from guard.notify.words import clean, count, cut, escape, fault, nth, number, sentence, utc
 from guard.types import Entry, Incident
@@ -24,7 +25,6 @@ EMOJI = {
     "exhausted": "🔴",
     "stopped": "🔴",
     "crashed": "🔴",
-    "hung": "🔴",
     "over": "⚪",
     "observed": "🔵",
 }
@@ -42,7 +42,7 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
     again = f" ({nth(len(together.again))} time)" if len(together.again) > 1 else ""
     first = cut(story.first_line(log, now), 120) + again
     run = clean(log.run.get("run") or "this run", 80)
-    acknowledged = f" · {_acknowledged(ack)}" if (ack := log.acks.get(now.id)) else ""
+    acknowledged = f" · {_acknowledged(ack)}" if (ack := story.ack(log, now)) else ""
     headline = f"{severity.capitalize()} · {fault(now.detector)} · run {run}{acknowledged}"
     sections = [
         ("What happened", story.what_happened(now)),
@@ -86,7 +86,7 @@ def replies(log: IncidentLog, incident: Incident) -> list[Reply]:
         if n > _EACH and n & (n - 1) and not needs_person:
             history = [r for r in history if r.broadcast]
         elif n > 1:
-            needed = latest and needs_person and not any(r.broadcast for r in history)
+            needed = latest and needs_person and not any(r.broadcast for r in history)  # which wakes already
             again = f"Again, {nth(n)} time: {_told_with(member)}"
             history = [Reply("again", again, needed), *history]
         found += [
@@ -115,7 +115,8 @@ def _history(log: IncidentLog, incident: Incident) -> list[Reply]:
         for i in story.attached(log, incident)
     ]
     events.sort(key=lambda event: event[0])
-    ack = [Reply("ack", f"{_acknowledged(e)}.")] if (e := log.acks.get(incident.id)) else []
+    given = [e for i in (incident, *story.attached(log, incident)) if (e := log.acks.get(i.id))]
+    ack = [Reply("ack", f"{_acknowledged(given[0])}.")] if given else []
     return [*(reply for _, reply in events), *ack, *_ending(log, incident)]
 
 
@@ -126,11 +127,12 @@ def _ending(log: IncidentLog, incident: Incident) -> list[Reply]:
     match now:
         case "resolved" | "exhausted" | "stopped":
             # The end of the run changes an exhausted incident's first line, but not what was told here.
-            said = "Needs you: out of remedies" if now == "exhausted" and waking else first
+            remedies = now == "exhausted" and waking and incident.detector not in HAPPENED
+            said = "Needs you: out of remedies" if remedies else first
             return [Reply(f"closed:{now}", sentence(said) + story.losses_said(incident), waking)]
-        case "over" if first.startswith("No action"):
+        case "over" if first.startswith("No action") or incident.detector in HAPPENED:
             return [Reply("over", sentence(first))]
-        case "over" | "crashed" if incident.policy != story.WATCH:
+        case "over" | "crashed":
             over = Reply("over", "Run over before a verdict: whether it would have helped is not known.")
             return ([over] if now == "over" or incident.status == "ended" else []) + (
                 [Reply("crashed", sentence(first), broadcast=True)] if now == "crashed" else []

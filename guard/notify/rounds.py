@@ -95,8 +95,6 @@ class Rounds:
         self.pace = Pace(clock, limiter)
         self._run_dir, self._clock, self._plot, self._beside, self._say = run_dir, clock, plot, beside, say
         self._desks: list[Desk] = [ThreadDesk(s) if s.threaded else LineDesk(s) for s in self.specs]
-        for desk in self._desks:
-            desk.on_call = desk.spec.name in {s.escalate.to for s in self.specs if s.escalate}
         self._path = outbox_path(run_dir, state)
         self._box: Outbox | None = None
         self._aside, self._listeners = aside, Listeners(home, clock)
@@ -268,16 +266,18 @@ class Rounds:
     def _call(self, log: IncidentLog, box: Outbox) -> float:
         """Tells the desks which incidents they are told because nobody has answered elsewhere; when there may be
         more."""
-        until, desks = math.inf, {desk.spec.name: desk for desk in self._desks}
+        now, until, called = self._clock.time(), math.inf, {desk.spec.name: set[str]() for desk in self._desks}
         for escalate in [s.escalate for s in self.specs if s.escalate]:
-            desk = desks[escalate.to]
-            desk.called |= {row.incident for row in box.items(escalate.to, "key = 'root' AND incident NOT LIKE '@%'")}
+            rows = box.items(escalate.to, "key = 'root' AND incident NOT LIKE '@%'")
+            called[escalate.to] |= {row.incident for row in rows}
             for key, together in story.groups(log).items():
-                at = attention.escalates_at(log, together.again[0], escalate.after, self._clock.time())
-                if at <= self._clock.time():
-                    desk.called.add(key)
+                at = attention.escalates_at(log, together.again[0], escalate.after, now)
+                if at <= now:
+                    called[escalate.to].add(key)
                 else:
                     until = min(until, at)
+        for desk in self._desks:
+            desk.called = called[desk.spec.name]
         return until
 
     # ---- an outbox that cannot be used
@@ -329,7 +329,8 @@ def _in_use(
         if r.escalate and r.escalate.to not in names:
             say(f"receiver {r.name} cannot call {r.escalate.to}, which is off or not there")
             used[i] = replace(r, escalate=None)
-    return used
+    on_call = {r.escalate.to for r in used if r.escalate}
+    return [replace(r, on_call=r.name in on_call) for r in used]
 
 
 def _pending(log: IncidentLog, box: Outbox, desk: Desk, now: float) -> list[Pending]:

@@ -42,6 +42,7 @@ class ReceiverSpec:
             None: no reminders.
         escalate: who is told as well of what nobody acknowledges.
         lifecycle: starts and ends of the run are told here too.
+        on_call: another receiver escalates to this one, so that it is told only what nobody answered elsewhere.
         secret: signs what a `webhook` receiver is sent; None: it is not signed.
     """
 
@@ -58,6 +59,7 @@ class ReceiverSpec:
     remind_every: float | None = None
     escalate: Escalation | None = None
     lifecycle: bool = False
+    on_call: bool = False
     secret: Secret = field(default=None, repr=False)
 
     @property

@@ -9,30 +9,42 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from guard.incidents import IncidentLog
-from guard.notify import why
+from guard.notify import from_outside, why
+from guard.notify.from_outside import HAPPENED
 from guard.notify.words import as_float, clean, count, cut, fault, number, sentence, signal
-from guard.types import SEVERITIES, Attempt, Incident, Severity
+from guard.types import SEVERITIES, Attempt, Entry, Incident, Severity
 
-Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "hung", "over", "observed"]
-NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed", "hung"})
-OUTSIDE: dict[str, Stage] = {"crash": "crashed", "hang": "hung"}  # what only those outside can see
-WATCH = "watch"  # policy of what a daemon sees that only watches: nobody starts the run again
+Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "over", "observed"]
+NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed"})
+WATCH = "watch"  # policy of what a daemon sees that only watches
 SETTLED: frozenset[Stage] = NEEDS_YOU | {"resolved", "over"}
 AGAIN = 1800.0  # [s] after its end within which the same fault counts as the same story
 
 
 def stage(log: IncidentLog, incident: Incident) -> Stage:
     """Its status, and what the end of the run makes of it."""
+    outside = incident.detector in HAPPENED
     match incident.status:
         case "resolved" | "exhausted" | "stopped" | "observed":
             return incident.status
-        case "firing" | "verifying" if log.finished is None:
-            if incident.policy != WATCH or incident.detector not in OUTSIDE:
-                return incident.status
-            return "over" if restarted(log, incident) else OUTSIDE[incident.detector]
-    if incident.detector in OUTSIDE and incident.ended:
-        return "over"  # it was started again, whatever came of that
-    return "crashed" if (log.finished or {}).get("status") == "crashed" else "over"
+        case "firing" | "verifying" if outside and incident.policy == WATCH:
+            return "over" if restarted(log, incident) else "exhausted"
+        case "firing" | "verifying" if outside or (log.finished is None and not gone(log)):
+            return incident.status  # of a restart `guard run` itself says when it gives up
+    crashed = (log.finished or {}).get("status") == "crashed"
+    # Of a death that is an incident itself, that one tells.
+    return "crashed" if crashed and not outside and not gone(log) else "over"
+
+
+def gone(log: IncidentLog) -> bool:
+    """The process has died, and there is an incident that says so."""
+    found = lost(log)
+    return found is not None and found.detector == "crash"
+
+
+def lost(log: IncidentLog) -> Incident | None:
+    """The crash or hang because of which nobody inside answers now."""
+    return _known(log).lost
 
 
 def restarted(log: IncidentLog, incident: Incident) -> bool:
@@ -49,7 +61,7 @@ def needs_person(log: IncidentLog, incident: Incident) -> bool:
 
 def _taken_care_of(log: IncidentLog, incident: Incident) -> bool:
     """Somebody has started the run again since. That repairs a run that had ended, and no other."""
-    return restarted(log, incident) and (incident.status != "exhausted" or incident.detector in OUTSIDE)
+    return restarted(log, incident) and (incident.status != "exhausted" or incident.detector in HAPPENED)
 
 
 # ---- what is told together
@@ -73,12 +85,27 @@ class Together:
         return self.again[-1]
 
 
-_GROUPED: WeakKeyDictionary[IncidentLog, tuple[int, dict[str, str], dict[str, Together]]] = WeakKeyDictionary()
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Found once for each state of the log.
+
+    Args:
+        applied: lines of the log then.
+        owners: owner's id by incident.
+    """
+
+    applied: int
+    owners: dict[str, str]
+    groups: dict[str, Together]
+    lost: Incident | None
+
+
+_KNOWN: WeakKeyDictionary[IncidentLog, _Known] = WeakKeyDictionary()
 
 
 def owners(log: IncidentLog) -> Mapping[str, str]:
     """By incident, the id of the one in whose message it is told."""
-    return _grouped(log)[0]
+    return _known(log).owners
 
 
 def owner(log: IncidentLog, incident: Incident) -> Incident:
@@ -89,7 +116,7 @@ def owner(log: IncidentLog, incident: Incident) -> Incident:
 
 def groups(log: IncidentLog) -> dict[str, Together]:
     """What is told together, by the owner's id, oldest first."""
-    return _grouped(log)[1]
+    return _known(log).groups
 
 
 def carrier(log: IncidentLog, incident: Incident) -> Incident:
@@ -115,19 +142,25 @@ def attached(log: IncidentLog, incident: Incident) -> list[Incident]:
     return [i for i in found.attached if carrier(log, i).id == incident.id] if found else []
 
 
-def _grouped(log: IncidentLog) -> tuple[dict[str, str], dict[str, Together]]:
-    """Owner's id by incident, and the groups; found once for each state of the log."""
-    known = _GROUPED.get(log)
-    if known is None or known[0] != log.applied:
+def _known(log: IncidentLog) -> _Known:
+    known = _KNOWN.get(log)
+    if known is None or known.applied != log.applied:
         firsts, owners, found = _firsts(log), dict[str, str](), dict[str, Together]()
         for incident in log.incidents.values():
             carried_by = carrier(log, incident)
             key = owners[incident.id] = firsts.get(carried_by.id, carried_by.id)
             together = found.setdefault(key, Together([], []))
             (together.again if carried_by.id == incident.id else together.attached).append(incident)
-        known = (log.applied, owners, found)
-        _GROUPED[log] = known
-    return known[1:]
+        lost = next((i for i in log.incidents.values() if _stands(log, i)), None)
+        known = _KNOWN[log] = _Known(log.applied, owners, found, lost)
+    return known
+
+
+def _stands(log: IncidentLog, incident: Incident) -> bool:
+    """A crash or hang that nobody has seen to; `guard run` keeps one incident for several in a row."""
+    if incident.detector not in HAPPENED or incident.status not in ("firing", "verifying", "exhausted"):
+        return False
+    return not restarted(log, incident) or (incident.status != "exhausted" and log.finished is not None)
 
 
 def _firsts(log: IncidentLog) -> dict[str, str]:
@@ -144,6 +177,18 @@ def _firsts(log: IncidentLog) -> dict[str, str]:
             firsts[incident.id] = firsts.get(past.id, past.id)
         before[fault_of] = incident
     return firsts
+
+
+def ack(log: IncidentLog, incident: Incident) -> Entry | None:
+    """The `ack` entry that answers for an incident: its own, or the first that somebody gave since it began to anything
+    told in the same message."""
+    if own := log.acks.get(incident.id):
+        return own
+    together = groups(log)[owner(log, incident).id]
+    given = (log.acks.get(i.id) for i in (*together.again, *together.attached))
+    return min(
+        (e for e in given if e and e["time"] >= incident.opened_at), key=lambda e: float(e["time"]), default=None
+    )
 
 
 def severity(log: IncidentLog, together: Sequence[Incident]) -> Severity:
@@ -168,53 +213,73 @@ def detection(incident: Incident) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def lost(incident: Incident) -> str:
+def lost_steps(incident: Incident) -> str:
     steps = as_float(outcome(incident).get("steps_lost"))
     return "no steps lost" if not steps > 0 else f"{count(int(steps), 'step')} lost"
 
 
 def first_line(log: IncidentLog, incident: Incident) -> str:
     """What the person woken needs to know."""
+    line = _of_outside(log, incident) if incident.detector in HAPPENED else _of_inside(log, incident)
+    return " ".join(line.split())
+
+
+def _of_outside(log: IncidentLog, incident: Incident) -> str:
+    happened = HAPPENED[incident.detector]
+    what = from_outside.what(incident, still=incident.policy == WATCH)
+    who = from_outside.who_restarts(incident)
+    match stage(log, incident):
+        case "resolved":
+            return "No action needed: the run hung and went on by itself"
+        case "exhausted" if needs_person(log, incident):
+            return f"Needs you: {what}" + (f"; {who}" if who else "")
+        case "exhausted":
+            return f"No action needed: the run {happened} and was started again since"
+        case "firing":
+            return f"Working on it: {what}; {who or 'it is started again'}"
+        case "verifying":
+            return f"Working on it: {_latest_deed(incident)}, now checking that it helps"
+        case _ if incident.attempts or restarted(log, incident):
+            return f"No action needed: the run {happened} and was started again"
+    return f"Over: the run {happened}, and has ended since"
+
+
+def _of_inside(log: IncidentLog, incident: Incident) -> str:
     what = fault(incident.detector)
-    match now := stage(log, incident):
-        case "resolved" if incident.policy == WATCH:
-            return "No action needed: the run goes on again"
+    match stage(log, incident):
         case "resolved":
             return (
-                f"No action needed: repaired, {lost(incident)}"
+                f"No action needed: repaired, {lost_steps(incident)}"
                 if incident.attempts
                 else f"No action needed: {what} passed by itself"
             )
         case "stopped" if incident.policy == "person":
             return f"No action needed: stopped, {clean(detection(incident).get('message'))}"
-        case "stopped" | "exhausted" if _taken_care_of(log, incident):
-            return f"No action needed: the run {OUTSIDE.get(incident.detector, 'stopped')} and was started again since"
+        case "stopped" if _taken_care_of(log, incident):
+            return "No action needed: the run stopped and was started again since"
         case "stopped":
             return "Needs you: " + ("out of remedies, " if len(incident.attempts) > 1 else "") + "run stopped"
-        case "exhausted" if incident.detector in OUTSIDE:
-            return f"Needs you: the run {OUTSIDE[incident.detector]} and is not started again"
         case "exhausted":
             stopped = (log.finished or {}).get("status") == "stopped"
-            ending = "run stopped" if stopped else "run over" if log.finished else "the run goes on unrepaired"
+            over = log.finished or gone(log)
+            ending = "run stopped" if stopped else "run over" if over else "the run goes on unrepaired"
             return f"Needs you: out of remedies, {ending}"
-        case "crashed" | "hung" if incident.policy == WATCH and not incident.ended:
-            return f"Needs you: the run {'crashed' if now == 'crashed' else 'hangs'}"
         case "crashed":
             return "Needs you: the run crashed before this was repaired"
-        case "over" if incident.detector in OUTSIDE and (incident.attempts or restarted(log, incident)):
-            return f"No action needed: the run {OUTSIDE[incident.detector]} and was started again"
         case "over" if incident.detector == "plugin_failure":
             return "No action needed: a part of the guard failed and is switched off, training goes on"
         case "over":
             return f"Run over before a verdict: {what}"
         case "observed":
-            would = cut("; ".join(_summaries(incident.attempts[-1])), 80) if incident.attempts else ""
+            would = _latest_deed(incident)
             return f"Watching only: {f'would have {would}' if would else what + ', nothing was done'}"
         case "verifying":
-            done = cut("; ".join(_summaries(incident.attempts[-1])), 80) if incident.attempts else ""
-            return f"Working on it: {done or 'attempt made'}, now checking that it helps"
-        case _:
-            return f"Seen: {what}, nothing done yet"
+            return f"Working on it: {_latest_deed(incident) or 'attempt made'}, now checking that it helps"
+    return f"Seen: {what}, nothing done yet"
+
+
+def _latest_deed(incident: Incident) -> str:
+    return cut("; ".join(_summaries(incident.attempts[-1])), 80) if incident.attempts else ""
 
 
 def what_happened(incident: Incident) -> str:
@@ -237,7 +302,7 @@ def what_happened(incident: Incident) -> str:
 def where_it_began(incident: Incident) -> str:
     since = detection(incident).get("since")
     lines = []
-    if isinstance(since, int):
+    if isinstance(since, int) and incident.detector not in HAPPENED:
         before = incident.opened_tick - since
         lines.append(
             f"At step {number(incident.opened_step)}, the same step in which it was seen."
@@ -266,7 +331,7 @@ def _step_at(incident: Incident, tick: int) -> str:
 def what_was_done(incident: Incident) -> str:
     """The attempts, numbered; of a long list the first and the latest."""
     if not incident.attempts:
-        return "" if incident.policy == WATCH else "Nothing so far."
+        return "" if incident.detector in HAPPENED else "Nothing so far."
     lines = [f"{i}. {attempt_line(incident, a)}" for i, a in enumerate(incident.attempts, 1)]
     if len(lines) > 8:
         lines = [*lines[:2], f"… {len(lines) - 7} more …", *lines[-5:]]
@@ -301,25 +366,23 @@ def losses_said(incident: Incident) -> str:
 def did_it_help(log: IncidentLog, incident: Incident) -> str:
     now, losses = stage(log, incident), losses_said(incident)
     match now:
-        case "resolved" if incident.policy == WATCH:
+        case "resolved" if incident.detector in HAPPENED:
             return "The run goes on."
         case "resolved":
             if not incident.attempts:
                 return f"It passed without a remedy.{losses}"
             after, expected = (as_float(outcome(incident).get(key)) for key in ("loss_after", "loss_expected"))
             if after > expected + 0.5 * abs(expected):
-                return f"The fault is gone, the loss is not yet where it was. {sentence(lost(incident))}{losses}"
-            return f"Yes, {lost(incident)}.{losses}"
+                return f"The fault is gone, the loss is not yet where it was. {sentence(lost_steps(incident))}{losses}"
+            return f"Yes, {lost_steps(incident)}.{losses}"
         case "exhausted" | "stopped" if incident.attempts:
-            tried = [a for a in incident.attempts if not all(r.type == "stop" for r in a.results)]
-            failed = f"No: {count(len(tried), 'attempt')} failed." if tried else "No repair was tried."
+            tried = sum(1 + a.repeats for a in incident.attempts if not all(r.type == "stop" for r in a.results))
+            failed = f"No: {count(tried, 'attempt')} failed." if tried else "No repair was tried."
             return failed + losses
         case "verifying":
             return "Not known yet; this message changes when it is."
-        case "over" if incident.detector in OUTSIDE and (incident.attempts or restarted(log, incident)):
-            return "The run was started again."
-        case "crashed" | "hung" if incident.policy == WATCH and not incident.ended:
-            return ""
+        case "over" if incident.detector in HAPPENED:
+            return "The run was started again." if incident.attempts or restarted(log, incident) else ""
         case "over" | "crashed":
             return f"Not known: the run {'crashed' if now == 'crashed' else 'ended'} first.{losses}"
     return ""

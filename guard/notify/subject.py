@@ -91,7 +91,7 @@ class Told(Subject):
         return attention.unresolved(self.log, self.incident)
 
     def calls(self) -> bool:
-        return story.needs_person(self.log, self.latest) and self.latest.id not in self.log.acks
+        return story.needs_person(self.log, self.latest) and not story.ack(self.log, self.latest)
 
     def worse(self) -> bool:
         escalated = story.stage(self.log, self.latest) == "verifying" and story.escalated(self.latest, -1)

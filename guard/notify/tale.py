@@ -49,7 +49,7 @@ class Tale:
         anew."""
         if anew := self._follower.shrunk():
             self._begin()
-        before, touched, everything = story.owners(self.log), set[str](), False
+        before, lost, touched, everything = story.owners(self.log), story.lost(self.log), set[str](), False
         for entry in self._follower.read(sync=sync):
             if not self.run_key and entry["kind"] == "run_started":
                 self.run_key = _run_key(entry)
@@ -60,6 +60,7 @@ class Tale:
             except DAMAGED as error:
                 self._trouble(error)
         after = story.owners(self.log)
+        everything |= story.lost(self.log) is not lost
         # It may have left one message for another.
         changed = {key for i in touched for key in (before.get(i), after.get(i)) if key}
         self.versions.update({lifecycle.ID, *after.values()} if everything else changed)

@@ -7,7 +7,10 @@ import re
 from datetime import datetime, timezone
 from typing import Any
 
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Control characters, and those that turn the direction of what follows, break lines unseen or write in secret.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
+)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SHOUT = re.compile(r"@(?=(channel|here|everyone)\b)", re.IGNORECASE)
 
@@ -35,6 +38,11 @@ def clean(text: object, limit: int = 600) -> str:
     # Cut before the regular expressions see it: an error text can be megabytes long.
     short = _UNSAFE.sub("", _ANSI.sub("", raw[: 2 * limit])).encode("utf-8", "replace").decode().strip()
     return cut(short, limit) if len(raw) <= 2 * limit else short[: limit - 2].rstrip() + " …"
+
+
+def one_line(text: object, limit: int = 80) -> str:
+    """A name from elsewhere: as `clean`, and without line breaks."""
+    return " ".join(clean(text, limit).split())
 
 
 def cut(text: str, limit: int) -> str:

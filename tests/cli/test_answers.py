@@ -25,11 +25,9 @@ def clock(monkeypatch):
 def test_an_acknowledgement_is_kept_beside_the_journal_and_shown(guard, night, clock):
     before = (night.path / "journal.jsonl").read_bytes()
     answer = guard("ack", "runs/exp1", "i0004")
-    assert answer == (
-        0,
-        f"i0004 acknowledged as {ME}: nobody is reminded of it, and no further receiver is called.\n",
-        "",
-    )
+    assert (answer.code, answer.err) == (0, "")
+    said = f"i0004 is acknowledged: nobody is reminded of it, and no further receiver is called ({ME})."
+    assert " ".join(answer.out.split()) == said
     assert (night.path / "journal.jsonl").read_bytes() == before
     [file] = night.path.glob("outside.*.jsonl")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -51,8 +49,8 @@ def test_a_silence_says_who_is_quiet_until_when(guard, night, clock):
     answer = guard("silence", "runs/exp1", "--for", "1h")
     assert answer.code == 0
     assert answer.out == (
-        "Quiet for 1 h, until 2023-11-14 23:30:00 UTC: out, here, about the whole run.\n"
-        "The journal is written and the guard repairs all the same.\n"
+        "All messages of the run are silenced for 60 min; the run is protected as before.\n"
+        "Until 2023-11-14 23:30:00 UTC nothing new is told to out, here.\n"
     )
     line = f"Silenced until 2023-11-14 23:30:00 UTC by {ME}: the whole run."
     assert line in guard("incidents", "runs/exp1").out

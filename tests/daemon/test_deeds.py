@@ -76,7 +76,7 @@ def test_acknowledge(deeds: Deeds, home: Home, run: RunBuilder, answers: list[st
     id_ = announced(home, run)
     assert deeds.do(wish("ack", id_, "i0004"))
     assert IncidentLog(read_story(run.path)).acks["i0004"]["author"] == "U0ADA (Slack)"
-    assert answers == ["exp1: i0004 is acknowledged: no more reminders of it."]
+    assert answers == ["exp1: i0004 is acknowledged: nobody is reminded of it, and no further receiver is called."]
     deeds.do(replace(wish("ack", id_, "i0004"), user="U0BOB"))
     assert len([e for e in read_story(run.path) if e["kind"] == "ack"]) == 1
     assert answers[1] == "exp1: i0004 was acknowledged before, by U0ADA (Slack)."
@@ -92,7 +92,7 @@ def test_silence_mutes_the_policy_of_its_incident(
     assert (entry["until"], entry["author"]) == (clock.time() + 3600, "U0ADA (Slack)")
     assert log.silence("nan-rollback-retry-bf16", clock.time()) is None, "another fault is told all the same"
     assert answers == [
-        "exp1: messages of policy skip-on-loss-spike are silenced for 60 min; it is protected as before."
+        "exp1: messages of policy skip-on-loss-spike are silenced for 60 min; the run is protected as before."
     ]
 
 

@@ -155,7 +155,8 @@ def test_one_that_does_not_hear_is_killed_with_its_family(stage):
     assert play.lives[0].signals == [(TERM, False), (CONT, True), (KILL, True)]
     assert play.lives[0].family() == []
     log = IncidentLog(journal(stage))
-    assert lines(stage, log) == [("hang", "exhausted", "Needs you: the run hung and is not started again")]
+    first_line = "Needs you: the run hung (rank 0, no progress for 20 s); it is not started again (--restarts 0)"
+    assert lines(stage, log) == [("hang", "exhausted", first_line)]
 
 
 def test_one_that_cannot_be_killed_is_given_up(stage):

@@ -34,16 +34,20 @@ def test_an_ack_is_journaled_where_the_run_has_come_to(run: RunBuilder, clock: F
 def test_a_silence_ends_or_is_ended(run: RunBuilder, clock: FakeClock) -> None:
     acts.silence(run.path, clock.time() + 600, "ada", clock)
     assert IncidentLog(read_story(run.path)).silence("p", clock.time()) is not None
-    assert acts.silence(run.path, clock.time(), "bob", clock) == "all messages of the run come again"
+    assert acts.lift(run.path, "bob", clock) == "all messages of the run come again; what is not resolved is told now"
     assert IncidentLog(read_story(run.path)).silence("p", clock.time()) is None
-    with pytest.raises(UsageError, match="needs an end"):
-        acts.silence(run.path, float("inf"), "ada", clock)
+    with pytest.raises(UsageError, match="nothing is silenced for the whole run"):
+        acts.lift(run.path, "bob", clock)
+    for until in (float("inf"), float("nan"), clock.time()):
+        with pytest.raises(UsageError, match="needs an end"):
+            acts.silence(run.path, until, "ada", clock)
 
 
 def test_what_holds_no_run_is_not_written_to(tmp_path: Path, clock: FakeClock) -> None:
     for act in (
         lambda: acts.acknowledge(tmp_path, "i0001", "ada", clock),
         lambda: acts.silence(tmp_path, clock.time() + 600, "ada", clock),
+        lambda: acts.lift(tmp_path, "ada", clock),
         lambda: acts.ask(tmp_path, control.Request("stop", "ada"), clock),
         lambda: acts.refuse(tmp_path, control.Request("stop", "ada"), "ada", "no", clock),
     ):

@@ -129,29 +129,89 @@ class Night:
         until = self.clock.time() + seconds if seconds else 0.0
         outside.append(self.run_dir, self.clock, "silence", until=until, author="ada", policy=policy)
 
+    def outside(self, kind: str, **keys: Any) -> None:
+        outside.append(self.run_dir, self.clock, kind, moment=(self.tick, self.tick - 20), **keys)
+
     def watched(
         self,
         id: str = "w1",
         detector: str = "hang",
         *,
-        message: str = "no progress for 900 s",
         severity: str = "critical",
+        restarts: str = "nobody starts it again",
+        rank: int = 3,
+        cause: str = "",
     ) -> None:
-        detection = {"signal": "seconds", "value": 900.0, "threshold": 600.0, "baseline": 1.0, "message": message}
-        outside.append(
-            self.run_dir,
-            self.clock,
+        """As the daemon writes down what it finds."""
+        hang = detector == "hang"
+        self.outside(
             "incident_opened",
-            moment=(self.tick, self.tick - 20),
             incident=id,
             policy="watch",
             detector=detector,
             severity=severity,
-            detection=detection,
+            detection={
+                "signal": "seconds without progress" if hang else "",
+                "value": 735.2 if hang else float("nan"),
+                "threshold": 600.0 if hang else float("nan"),
+                "baseline": float("nan"),
+                "since": self.tick,
+                "message": f"rank {rank} has made no progress for 735 s at step 1,180 in phase data (limit 600 s)"
+                if hang
+                else "the training process is gone, and did not say why",
+            },
             observed=False,
             attached_to=None,
             signals=[],
         )
+        evidence = {"rank": rank, "phase": "data"} if hang else {}
+        self.outside("incident_evidence", incident=id, evidence={**evidence, "restarts": restarts}, cause=cause)
+        self.goes_on(id, "exhausted")
 
     def goes_on(self, id: str = "w1", status: str = "resolved") -> None:
-        outside.append(self.run_dir, self.clock, "incident_closed", incident=id, status=status, count=1, outcome={})
+        self.outside("incident_closed", incident=id, status=status, count=1, outcome={})
+
+    def somebody_restarted(self, id: str = "w1") -> None:
+        """As the daemon writes it down, once it has heard of the new process."""
+        restart = {"type": "restart", "summary": "somebody started the run again", "changes": {}, "standing": False}
+        attempt = {"rung": 0, "rungs": 1, "repeat": 0, "escalated": False, "would": False}
+        self.outside("attempt", incident=id, **attempt, results=[restart], unavailable=[])
+        self.goes_on(id, "ended")
+
+    def supervised(
+        self, detector: str = "crash", *, id: str = "d0001", restarts: str = "it is started again", **evidence: Any
+    ) -> None:
+        """As `guard run` writes down what it finds."""
+        hang = detector == "hang"
+        self.write(
+            "incident_opened",
+            incident=id,
+            policy="supervisor",
+            detector=detector,
+            severity="critical",
+            detection={
+                "signal": "seconds without progress" if hang else "exit code",
+                "value": 735.2 if hang else 1,
+                "threshold": 600.0 if hang else float("nan"),
+                "baseline": float("nan"),
+                "since": self.tick,
+                "message": "rank 3 made no progress for 735 s at step 1,180 in phase data (limit 600 s)"
+                if hang
+                else "the training process exited with code 1",
+            },
+            observed=False,
+            attached_to=None,
+            signals=[],
+        )
+        kept = {"exit": 1, "seconds": 11000.0, "restarts": restarts, **({"rank": 3} if hang else {}), **evidence}
+        self.write("incident_evidence", incident=id, evidence=kept, cause="ValueError: no such label")
+
+    def supervisor_restarts(self, id: str = "d0001", spent: int = 1) -> None:
+        summary = f"started the run again ({spent} of 3 without a new step)"
+        restart = {"type": "restart", "summary": summary, "changes": {}, "standing": False}
+        attempt = {"rung": 0, "rungs": 1, "repeat": spent - 1, "escalated": False, "would": False}
+        self.write("attempt", incident=id, **attempt, results=[restart], unavailable=[])
+
+    def given_up(self, id: str = "d0001") -> None:
+        self.write("incident_closed", incident=id, status="exhausted", count=1, outcome={})
+        self.finished("crashed")

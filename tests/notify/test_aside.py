@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from guard import home as homes
 from guard.home import Daemon, Home
 from guard.notify import Aside, outbox
 from guard.notify.rounds import outbox_path
@@ -146,5 +145,3 @@ def test_on_a_network_disk_the_outbox_lies_on_the_hosts_own(night, monkeypatch, 
     assert outbox_path(night.run_dir).exists()
     assert not (night.run_dir / "outbox.db").exists()
     assert outbox_path(tmp_path / "other") == tmp_path / "other" / "outbox.db"
-    monkeypatch.delenv("GUARD_LOCAL_STATE", raising=False)
-    assert homes.local_state().name == f"training-guard-{os.getuid()}"

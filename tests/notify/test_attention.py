@@ -172,6 +172,24 @@ def test_an_acknowledgement_answers_for_what_was_seen_and_not_for_the_next_time(
     assert len(woken(slack)) == 3
 
 
+def test_what_is_told_together_is_acknowledged_together(night, slack, clock, reminding):
+    night.opened("first")
+    night.closed("first", status="exhausted")
+    clock.advance(600)
+    night.opened("again")
+    night.opened("along", attached_to="again", signal="other")
+    night.closed("again", status="exhausted")
+    reminding.deliver_once()
+    [root] = slack.roots()
+    night.ack("along")
+    reminding.deliver_once()
+    assert "Acknowledged by ada" in root["text"]
+    assert [m["text"] for m in slack.thread(root)][-1] == "Acknowledged by ada."
+    before = len(slack.live)
+    through(clock, reminding, 12)
+    assert len(slack.live) == before, "nobody is reminded"
+
+
 # ---- silences
 
 
@@ -290,11 +308,14 @@ def test_what_nobody_answers_is_told_to_the_next_once(night, slack, clock, calli
     assert "Acknowledged by ada" in root["text"], "it is kept up to date there"
 
 
-def test_who_is_on_call_is_left_asleep_by_what_repairs_itself(night, slack, calling):
+def test_who_is_on_call_sleeps_until_nobody_else_has_answered(night, slack, clock, calling):
     night.opened(severity="critical")
-    calling().deliver_once()
-    assert len(slack.roots()) == 1
-    assert slack.roots("C0000002") == []
+    c = calling(min_severity="info")
+    through(clock, c, 4)
+    assert slack.roots("C0000002") == [], "critical, but nobody is needed"
+    night.closed(status="exhausted")
+    through(clock, c, 1)
+    assert len(slack.roots("C0000002")) == 1
 
 
 @pytest.mark.parametrize("answer", ["ack", "silence", "repaired"])

@@ -95,12 +95,12 @@ def test_what_a_daemon_saw_calls_somebody_at_once(night, slack, courier, deliver
     night.watched(detector=detector)
     deliver(c)
     [root] = slack.roots()
-    assert root["text"].startswith(f"<@U012> 🔴 {line} (Critical")
+    assert root["text"].startswith(f"<@U012> 🔴 {line}")
     assert root["blocks"][1]["text"]["text"] == "<@U012>", "beside blocks a mention in the text calls nobody"
     assert slack.thread(root) == [], "and is not said a second time"
     night.goes_on()
     deliver(c)
-    assert root["text"].startswith("🟢 No action needed: the run goes on again")
+    assert root["text"].startswith("🟢 No action needed: the run ")
     [reply] = slack.thread(root)
     assert not reply["broadcast"]
 
@@ -125,8 +125,11 @@ def test_a_further_hang_wakes_once_more(night, slack, courier, deliver, clock):
     night.watched("w2")
     deliver(c)
     [root] = slack.roots()
-    assert [m["broadcast"] for m in slack.thread(root)] == [False, True]
-    assert slack.thread(root)[-1]["text"].startswith("<@U012> Again, 2nd time: no progress")
+    assert [m["broadcast"] for m in slack.thread(root)] == [False, False, True], "over, again, needs you"
+    over, again, needs_you = (m["text"] for m in slack.thread(root))
+    assert over.startswith("No action needed: the run hung and went on")
+    assert again.startswith("Again, 2nd time: no progress")
+    assert needs_you.startswith("<@U012> Needs you: the run hangs (rank 3, no progress for 12 min)")
 
 
 @pytest.mark.parametrize("status", ["exhausted", "stopped"])
