@@ -80,12 +80,6 @@ def read_run(path: Path) -> RunStory:
     return RunStory(path, entries, log, damaged)
 
 
-def moment(run: RunStory) -> tuple[int, int]:
-    """Where the run is as far as its journal knows: tick and step."""
-    last = max(run.entries, key=lambda entry: float(entry["time"]), default={"tick": 0, "step": 0})
-    return last["tick"], last["step"]
-
-
 def incident_of(run: RunStory, name: str) -> Incident | None:
     """The incident called `name`."""
     return run.log.incidents.get(name)

@@ -27,6 +27,7 @@ ADVICE = {
     "not_in_channel": "invite the bot to {channel}: type there /invite @bot",
     "is_archived": "the channel {channel} is archived; choose another",
     "channel_is_archived": "the channel {channel} is archived; choose another",
+    "is_inactive": "the channel {channel} is archived; choose another",
     "restricted_action": "the channel {channel} does not let the bot post; ask its owner",
     "restricted_action_read_only_channel": "the channel {channel} is read-only; ask its owner",
     "no_service": "the webhook is gone; make a new one",

@@ -186,6 +186,8 @@ class FakeSlack:
         found = [m for m in self.live if (m["channel"], m["ts"]) == (a["channel"], a["ts"])]
         if a["channel"] not in self.channels:
             return {"ok": False, "error": "channel_not_found"}
+        if a["channel"] in self.archived:
+            return {"ok": False, "error": "is_inactive"}
         if not found:
             return {"ok": False, "error": "message_not_found"}
         if error := self._refused(a):

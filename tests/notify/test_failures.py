@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 from notify.fake_slack import TOKEN
 
-from guard.notify import outbox
+from guard.cli._attention import cannot_be_told
+from guard.incidents import IncidentLog, read_story
+from guard.notify import outbox, render
 from guard.notify.slack import Slack
 
 
@@ -385,7 +387,7 @@ def ratelimited(slack, clock, passing):
 
 
 def server_errors(slack, clock, passing):
-    slack.fail(*["500", "html"] * 6)
+    slack.fail(*["500", "html"] * 3)
     passing(600)
 
 
@@ -459,6 +461,89 @@ def test_a_night_with_trouble(night, slack, courier, clock, spec, trouble, when)
     assert c.pending() == []
     times = slack.times["C0000001"]
     assert all(b - a >= 0.999 for a, b in itertools.pairwise(times)), "at most one a second"
+
+
+class Trouble:
+    """What is wrong with Slack for ten minutes, at one place of the story.
+
+    Args:
+        fault: taken by each request of one method; or what is broken for all of them.
+        reason: in what `guard incidents` shows meanwhile.
+    """
+
+    def __init__(self, fault, reason):
+        self.fault, self.reason = fault, reason
+
+    def begin(self, slack, method):
+        match self.fault:
+            case "down":
+                slack.stop()
+            case "revoked":
+                slack.tokens.clear()
+            case "archived":
+                slack.archived.add("C0000001")
+            case fault:
+                slack.fail(*[fault] * 4, method=method)
+
+    def end(self, slack):
+        slack.faults.clear()
+        slack.archived.clear()
+        slack.tokens.add(TOKEN)
+        slack.release.set()
+        if self.fault == "down":
+            slack.start()
+
+
+TABLE = [
+    Trouble("down", "connection refused"),
+    Trouble("500", "HTTP 500 without a proper answer"),
+    Trouble("html", "HTTP 500 without a proper answer"),
+    Trouble("429:120", "asked to slow down"),
+    Trouble("lost", "connection lost"),
+    Trouble("hang", "no answer in time"),
+    Trouble("done:internal_error", "internal_error"),
+    Trouble("revoked", "invalid_auth"),
+    Trouble("archived", "is_"),  # is_archived for a post, is_inactive for an edit
+]
+PLACES = {
+    "root": ("chat.postMessage", lambda n: n.opened()),
+    "reply": ("chat.postMessage", lambda n: n.attempt()),
+    "edit": ("chat.update", lambda n: n.cause()),
+}
+
+
+@pytest.mark.parametrize("trouble", TABLE, ids=lambda t: t.fault)
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_is_lost_or_doubled(night, slack, courier, deliver, clock, spec, trouble, place):
+    method, event = PLACES[place]
+    c = courier(replace(spec, timeout=0.1 if trouble.fault == "hang" else 2.0))
+    if place != "root":
+        night.opened()
+        deliver(c)
+    trouble.begin(slack, method)
+    event(night)
+    shown = set()
+    for _ in range(3):
+        waiting = c.deliver_once().next_try or 1.0
+        shown |= {line for line in cannot_be_told(c.pending()) if trouble.reason in line}
+        clock.advance(waiting + 0.01)
+    assert shown, "it is seen while it lasts"
+    clock.advance(600)
+    trouble.end(slack)
+    night.attempt(rung=1)
+    night.closed()
+    deliver(c)
+    assert c.pending() == []
+    keys = texts(slack)
+    assert len(keys) == len(set(keys)), "nothing is doubled"
+    assert keys[0] == "a1/root"
+    log = IncidentLog(read_story(night.run_dir))
+    # What had happened before a message that is late is in that message, and nowhere else.
+    late = place == "root" and len(keys) == 1
+    assert keys[1:] == ([] if late else [f"a1/{r.key}" for r in render.replies(log, log.incidents["a1"])])
+    [root] = slack.roots()
+    assert "No action needed: repaired" in root["text"], "and up to date"
+    assert all(b - a >= 0.999 for a, b in itertools.pairwise(slack.times["C0000001"]))
 
 
 @pytest.mark.parametrize("what", ["the message", "a reply"])
