@@ -86,7 +86,7 @@ def paced(case: Case, batches: Sequence[Any], steps: int, seconds: float, least:
     return tuple(case.few(count, b) for b in batches), least
 
 
-OVERTIME = 2.0  # times the planned time: then a loop ends, however far it is; what it could not show is left open
+OVERTIME = 1.5  # times the planned time: then a loop ends, however far it is; what it could not show is left open
 
 
 def _seconds(case: Case, batch: Any) -> float:

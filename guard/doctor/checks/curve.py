@@ -127,7 +127,8 @@ def _name(case: Case, run: _Run) -> tuple[str, Finding]:
     steps = len(run.losses)
     said = f"{steps} steps at {run.rate:.1e}: loss from {first:.3g} to {end:.3g}"
     size = max(abs(first), 1e-12)
-    if not all(map(math.isfinite, (*run.losses, *run.same))) or end > first + (_EXPLODED - 1) * size:
+    risen = end > first + (_EXPLODED - 1) * size and steps >= _FEW  # the first few may, and it may fall yet
+    if not all(map(math.isfinite, (*run.losses, *run.same))) or risen:
         return "explosion", _finding(
             "FAIL",
             f"{said}: it explodes",
