@@ -26,12 +26,19 @@ _KNOWN = 20  # names listed in an error
 
 
 def out(text: str = "") -> None:
-    typer.echo(text)
+    typer.echo(harmless(text))
+
+
+def harmless(text: str) -> str:
+    """What a journal holds must not drive the terminal that shows it."""
+    from guard.notify.words import without_control
+
+    return without_control(text)
 
 
 def note(text: str) -> None:
     """Something beside the answer; on stderr, so that a pipe gets the answer alone."""
-    typer.echo(f"guard: {text}", err=True)
+    typer.echo(harmless(f"guard: {text}"), err=True)
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -98,11 +105,11 @@ def out_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: It
             min_width=longest if i == 0 else None,
         )
     for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(" ".join(harmless(cell).split("\n")), style=_STYLES.get(cell, "")) for cell in row))
     console = Console(width=None if terminal else 10_000, highlight=False)
     with console.capture() as capture:
         console.print(table)
-    out("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def ago(seconds: float) -> str:

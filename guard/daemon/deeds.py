@@ -19,7 +19,7 @@ from guard.incidents import acts, control
 from guard.incidents.journal import NAME
 from guard.incidents.rundir import holder_alive
 from guard.notify.failure import Failure
-from guard.notify.words import clean
+from guard.notify.words import clean, one_line
 
 EXPIRY = 600.0  # [s] after which nobody wants any more what was asked
 _MAX_WAITING = 100
@@ -262,7 +262,7 @@ def _author(wish: Wish) -> str:
 
 
 def _name(run: Announcement) -> str:
-    return clean(run.run, 80)
+    return one_line(run.run, 80)
 
 
 def _twin(wish: Wish, run: Announcement) -> str:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from guard.daemon.metrics import Collector
 from guard.daemon.settings import is_loopback
 from guard.incidents.tail import last_signals
-from guard.notify.words import clean, number
+from guard.notify.words import number, one_line
 
 if TYPE_CHECKING:
     from guard.daemon.service import Daemon
@@ -143,8 +143,8 @@ def _row(daemon: Daemon, watched: Watched) -> str:
     incidents = list(watched.log.incidents.values())
     open_ = sum(not i.ended for i in incidents) if watched.log.finished is None else 0
     cells = (
-        (clean(watched.run.run, 60), False),
-        (clean(watched.run.host, 40), False),
+        (one_line(watched.run.run, 60), False),
+        (one_line(watched.run.host, 40), False),
         (None, False),
         (f"{watched.step:,.0f}" if watched.beats else "", True),
         (number(signals["loss"]) if signals else "", True),

@@ -12,7 +12,7 @@ from guard.incidents import IncidentLog, read_story
 from guard.incidents.journal import NAME
 from guard.incidents.rundir import holder_alive
 from guard.notify import story
-from guard.notify.words import clean, count
+from guard.notify.words import count, one_line
 
 _MAX_RUNS = 20
 
@@ -30,7 +30,7 @@ def of_all(found: Sequence[Announcement], clock: Clock) -> str:
 
 
 def _line(run: Announcement, clock: Clock) -> str:
-    run_dir, name = Path(run.run_dir), f"{clean(run.run, 80)} ({run.id}) on {clean(run.host, 80)}"
+    run_dir, name = Path(run.run_dir), f"{one_line(run.run, 80)} ({run.id}) on {one_line(run.host, 80)}"
     if not (run_dir / NAME).is_file():
         return f"{name}: not reachable from here"
     log = IncidentLog(read_story(run_dir))
@@ -39,7 +39,7 @@ def _line(run: Announcement, clock: Clock) -> str:
 
 def _state(run: Announcement, log: IncidentLog, clock: Clock) -> str:
     if log.finished is not None:
-        return clean(log.finished.get("status", "finished"), 40)
+        return one_line(log.finished.get("status", "finished"), 40)
     if not runs(run, clock):
         return "not running, and it did not say why"
     return "running" + (" (observe only)" if log.mode == "observe" else "")
@@ -53,6 +53,6 @@ def _progress(run_dir: Path) -> list[str]:
 def _incidents(log: IncidentLog) -> list[str]:
     needs = [i for i in log.incidents.values() if story.needs_person(log, i) and not story.ack(log, i)]
     if needs:
-        return [f"{clean(needs[-1].id, 40)}: {story.first_line(log, needs[-1])}"]
+        return [f"{one_line(needs[-1].id, 40)}: {story.first_line(log, needs[-1])}"]
     open_ = [i for i in log.incidents.values() if not i.ended and log.finished is None]
     return [count(len(open_), "open incident") if open_ else "no open incident"]

@@ -13,7 +13,7 @@ from guard.incidents import IncidentLog
 from guard.notify import story
 from guard.notify.message import Reply
 from guard.notify.render import run_dir
-from guard.notify.words import clean, sentence, span
+from guard.notify.words import one_line, sentence, span
 from guard.types import Incident
 
 REMINDERS = 6  # at 1, 2, 4 … times a receiver's `remind_every`; who has not answered then will not
@@ -94,5 +94,5 @@ def escalates_at(log: IncidentLog, incident: Incident, after: float, now: float)
 
 
 def _nudge(log: IncidentLog, incident: Incident, key: str, text: str) -> Reply:
-    command = f"guard ack {run_dir(log)} {shlex.quote(clean(incident.id, 80))}"
+    command = f"guard ack {run_dir(log)} {shlex.quote(one_line(incident.id, 80))}"
     return Reply(key, f"{text} To acknowledge it, type:", broadcast=True, command=command)

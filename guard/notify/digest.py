@@ -19,7 +19,7 @@ from guard.notify.spec import ReceiverSpec
 from guard.notify.subject import Subject
 from guard.notify.threads import ThreadDesk
 from guard.notify.turn import Limiter, Pace, Turn
-from guard.notify.words import clean, count, number, span, utc
+from guard.notify.words import count, number, one_line, span, utc
 from guard.types import Entry, Incident
 
 _RUNS = 25  # lines of one digest
@@ -71,14 +71,14 @@ def _totals(logs: Sequence[IncidentLog], recent: Sequence[Sequence[Incident]]) -
 
 
 def _line(log: IncidentLog, recent: Sequence[Incident]) -> str:
-    name = clean(log.run.get("run") or "a run", 60).replace("\n", " ")
+    name = one_line(log.run.get("run") or "a run", 60)
     begun = float(log.lifecycle[0]["time"]) if log.lifecycle else math.nan
     if log.finished is None:
         how = "under way" + (f" since {utc(begun)}" if math.isfinite(begun) else "")
     else:
         step = f" at step {number(log.finished['step'])}" if log.finished["step"] else ""
         after = f" after {span(log.finished['time'] - begun)}" if math.isfinite(begun) else ""
-        how = f"{clean(log.finished.get('status'), 40)}{step}{after}"
+        how = f"{one_line(log.finished.get('status'), 40)}{step}{after}"
     return f"{name}: {how}; {', '.join(counted(log, recent)) or 'no incidents'}"
 
 

@@ -9,7 +9,7 @@ from guard.incidents import IncidentLog
 from guard.notify import blocks, render, story
 from guard.notify.message import Message, Reply
 from guard.notify.subject import Subject
-from guard.notify.words import clean, count, nth, number, sentence, span, utc
+from guard.notify.words import clean, count, nth, number, one_line, sentence, span, utc
 from guard.types import Entry
 
 ID = "@run"
@@ -32,7 +32,7 @@ class Run(Subject):
         self.begun = float(log.lifecycle[0]["time"]) if log.lifecycle else 0.0
 
     def message(self, *, listening: bool = False) -> Message:  # noqa: ARG002 - a run's message has no buttons
-        first, run = self._first_line(), clean(self.log.run.get("run") or "this run", 80)
+        first, run = self._first_line(), one_line(self.log.run.get("run") or "this run", 80)
         emoji, fields = _EMOJI.get(self._status(), "⚪"), tuple(self._fields())
         command = f"guard status {render.run_dir(self.log)}"
         body = [
@@ -87,7 +87,7 @@ class Run(Subject):
             return f"No action needed: the run was stopped, {why}"
         if status == "crashed" and (fault := story.lost(self.log)):
             return story.first_line(self.log, fault)
-        return _ENDINGS.get(status, f"No action needed: the run is {clean(status, 40)}")
+        return _ENDINGS.get(status, f"No action needed: the run is {one_line(status, 40)}")
 
     def _person(self) -> str:
         """Who stopped it, if a person did."""
@@ -101,7 +101,7 @@ class Run(Subject):
         return bad and not told and not self._person()
 
     def _ending(self, entry: Entry) -> str:
-        status = clean(entry.get("status"), 40)
+        status = one_line(entry.get("status"), 40)
         at = f" at step {number(entry['step'])}" if entry["step"] else ""
         return f"{sentence(f'{status}{at}')[:-1]}, {span(entry['time'] - self.begun)} after it began. {self._counted()}"
 

@@ -14,7 +14,7 @@ from guard.incidents import IncidentLog
 from guard.notify import blocks, buttons, story, why
 from guard.notify.from_outside import HAPPENED
 from guard.notify.message import Message, Reply
-from guard.notify.words import clean, count, cut, escape, fault, nth, number, sentence, utc
+from guard.notify.words import clean, count, cut, escape, fault, nth, number, one_line, sentence, utc
 from guard.types import Entry, Incident
 
 TRIED = "Tried aside"
@@ -41,7 +41,7 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
     severity = story.severity(log, [*together.again, *also])
     again = f" ({nth(len(together.again))} time)" if len(together.again) > 1 else ""
     first = cut(story.first_line(log, now), 120) + again
-    run = clean(log.run.get("run") or "this run", 80)
+    run = one_line(log.run.get("run") or "this run", 80)
     acknowledged = f" · {_acknowledged(ack)}" if (ack := story.ack(log, now)) else ""
     headline = f"{severity.capitalize()} · {fault(now.detector)} · run {run}{acknowledged}"
     sections = [
@@ -59,7 +59,7 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
         ("Still in force", "\n".join(f"• {s}" for i in together.again for s in story.standing(i)[-4:])),
     ]
     kept = tuple((title, body) for title, body in sections if body)
-    shown, command = _fields(log, now), f"guard show {run_dir(log)} {shlex.quote(clean(now.id, 80))}"
+    shown, command = _fields(log, now), f"guard show {run_dir(log)} {shlex.quote(one_line(now.id, 80))}"
     body = [
         blocks.header(f"{EMOJI[story.stage(log, now)]} {first}"),
         blocks.section("", headline),
@@ -151,10 +151,10 @@ def storm(log: IncidentLog, incidents: list[Incident], since: float, elsewhere: 
     """
     total = len(incidents) + sum(elsewhere)
     first = f"{count(total, 'more incident')} not told one by one"
-    run = clean(log.run.get("run") or "this run", 80)
+    run = one_line(log.run.get("run") or "this run", 80)
     if elsewhere:
         run += f" and {count(len(elsewhere), 'other run')}"
-    lines = [f"• {fault(i.detector)} at step {number(i.opened_step)} ({clean(i.id, 60)})" for i in incidents[-5:]]
+    lines = [f"• {fault(i.detector)} at step {number(i.opened_step)} ({one_line(i.id, 60)})" for i in incidents[-5:]]
     body = f"Since {utc(since)}. The latest:\n" + "\n".join(lines)
     command = f"guard incidents {run_dir(log)}"
     parts = [
@@ -194,7 +194,7 @@ def slack_text(text: str, mention: str | None = None) -> str:
 
 
 def run_dir(log: IncidentLog) -> str:
-    return shlex.quote(clean(log.run.get("run_dir") or ".", 400))
+    return shlex.quote(one_line(log.run.get("run_dir") or ".", 400))
 
 
 def _fields(log: IncidentLog, incident: Incident) -> tuple[tuple[str, str], ...]:
@@ -207,7 +207,7 @@ def _fields(log: IncidentLog, incident: Incident) -> tuple[tuple[str, str], ...]
         ("Time", utc(incident.opened_at)),
         ("Policy", incident.policy),
     ]
-    return tuple((label, clean(value, 120)) for label, value in pairs if value is not None)
+    return tuple((label, one_line(value, 120)) for label, value in pairs if value is not None)
 
 
 def _told_with(incident: Incident) -> str:
@@ -228,4 +228,4 @@ def _earlier(log: IncidentLog, incident: Incident) -> str:
 
 
 def _acknowledged(ack: Entry) -> str:
-    return f"Acknowledged by {clean(ack['author'], 80)}"
+    return f"Acknowledged by {one_line(ack['author'], 80)}"

@@ -36,8 +36,13 @@ def clean(text: object, limit: int = 600) -> str:
     """Text from elsewhere (an exception, a name) without control characters, cut to `limit` characters."""
     raw = str(text)
     # Cut before the regular expressions see it: an error text can be megabytes long.
-    short = _UNSAFE.sub("", _ANSI.sub("", raw[: 2 * limit])).encode("utf-8", "replace").decode().strip()
+    short = without_control(raw[: 2 * limit]).strip()
     return cut(short, limit) if len(raw) <= 2 * limit else short[: limit - 2].rstrip() + " …"
+
+
+def without_control(text: str) -> str:
+    """Without what drives a terminal, turns the reading direction or cannot be encoded."""
+    return _UNSAFE.sub("", _ANSI.sub("", text)).encode("utf-8", "replace").decode()
 
 
 def one_line(text: object, limit: int = 80) -> str:
@@ -59,8 +64,11 @@ def escape(text: str) -> str:
 
 
 def escape_code(text: str) -> str:
-    """The same for text between backticks, where only ``&<>`` mean something, and which people copy."""
-    quiet = _SHOUT.sub("@\u200b", text.replace("`", "'"))
+    """The same for text between backticks, where only ``&<>`` mean something, and which people copy.
+
+    A backtick becomes a sign that looks like it and that no shell knows: a quote would end the quotation of a command.
+    """
+    quiet = _SHOUT.sub("@\u200b", text.replace("`", "\u02cb"))
     return quiet.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -112,11 +120,11 @@ def utc(time: float) -> str:
 
 
 def fault(detector: str) -> str:
-    return FAULTS.get(detector, clean(detector, 60).replace("_", " "))
+    return FAULTS.get(detector, one_line(detector, 60).replace("_", " "))
 
 
 def signal(name: str) -> str:
-    return SIGNALS.get(name, clean(name, 60).replace("_", " "))
+    return SIGNALS.get(name, one_line(name, 60).replace("_", " "))
 
 
 def sentence(text: str) -> str:

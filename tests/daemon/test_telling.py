@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from daemon.conftest import Stage
 from daemon.theatre import Theatre
 from notify.fake_slack import TOKEN, FakeSlack
+from notify.trouble import TABLE, Trouble
 
 from guard.daemon.metrics import Collector
 from guard.daemon.settings import Digest, Escalate
@@ -98,16 +101,84 @@ def test_a_night_without_slack(theatre: Theatre, slack: FakeSlack, lab: Receiver
     opened(stage, "i2", "grad_explosion")
     closed(stage, "i1")
     theatre.go(600, stages=(stage,), every=5.0)
-    found = {m.name: [s.value for s in m.samples] for m in Collector(theatre.daemon).collect()}
+    found = metrics(theatre)
     assert found["guard_outbox_depth"] == [2.0]
     assert found["guard_outbox_oldest_age_seconds"][0] == pytest.approx(600, abs=30)
     assert "guard_last_success_timestamp_seconds" not in found
     slack.start()
     theatre.go(400, stages=(stage,), every=5.0)
     assert len(slack.roots()) == 2
-    found = {m.name: [s.value for s in m.samples] for m in Collector(theatre.daemon).collect()}
+    found = metrics(theatre)
     assert found["guard_outbox_depth"] == [0.0]
     assert found["guard_last_success_timestamp_seconds"][0] == pytest.approx(theatre.clock.now, abs=420)
+
+
+def metrics(theatre: Theatre) -> dict[str, list[float]]:
+    return {m.name: [s.value for s in m.samples] for m in Collector(theatre.daemon).collect()}
+
+
+def attempt(stage: Stage) -> None:
+    rollback = {"type": "rollback", "summary": "rolled back 40 steps", "changes": {}, "standing": False}
+    known: dict[str, Any] = {"rung": 0, "rungs": 2, "repeat": 0, "escalated": False, "would": False}
+    stage.journal("attempt", incident="i1", **known, results=[rollback], unavailable=[])
+
+
+PLACES: dict[str, tuple[str, Callable[[Stage], None]]] = {
+    "root": ("chat.postMessage", lambda stage: opened(stage, "i1")),
+    "reply": ("chat.postMessage", attempt),
+    "edit": (
+        "chat.update",
+        lambda stage: stage.journal("incident_evidence", incident="i1", evidence={}, cause="a bad batch"),
+    ),
+}
+
+
+@pytest.mark.slow
+# A Slack that does not answer in time is in the courier's own table: there the clock that waits is a real one.
+@pytest.mark.parametrize("trouble", [t for t in TABLE if t.fault != "hang"], ids=lambda t: t.fault)
+@pytest.mark.parametrize("place", PLACES)
+def test_of_many_runs_nothing_is_lost_or_doubled(
+    theatre: Theatre,
+    slack: FakeSlack,
+    lab: Receiver,
+    trouble: Trouble,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theatre.restart(receivers={"lab": lab})
+    monkeypatch.setattr(theatre.daemon.telling, "_hands", ThreadPoolExecutor(1))  # they share a clock that is played
+    stages = tuple(theatre.run(f"r{i}") for i in range(3))
+    theatre.go(8, stages=stages)
+    method, event = PLACES[place]
+    if place != "root":
+        for stage in stages:
+            opened(stage, "i1")
+        theatre.go(8, stages=stages)
+    trouble.begin(slack, method)
+    for stage in stages:
+        event(stage)
+    depth = 0.0
+    for seconds in (5.0, *[30.0] * 20):
+        theatre.go(seconds, stages=stages, every=seconds)
+        depth = max(depth, *metrics(theatre)["guard_outbox_depth"])
+    assert depth == 1.0, "it is seen while it lasts"
+    trouble.end(slack)
+    for stage in stages:
+        closed(stage, "i1")
+    theatre.go(800, stages=stages, every=20.0)
+    assert metrics(theatre)["guard_outbox_depth"] == [0.0, 0.0, 0.0]
+    keys = [m["metadata"]["event_payload"]["key"] for m in slack.live]
+    assert len(keys) == len(set(keys)), "nothing is doubled"
+    roots = slack.roots()
+    assert len(roots) == 3
+    assert all("No action needed" in r["text"] for r in roots)
+    for root in roots:
+        told = [m["metadata"]["event_payload"]["key"].rsplit("/", 1)[1] for m in slack.thread(root)]
+        late = place == "root" and not told  # what had happened before a late message is in it
+        assert late or told[-1] == "closed:resolved"
+        assert place != "reply" or told == ["attempt:0", "closed:resolved"]
+        assert all(float(m["ts"]) > float(root["ts"]) for m in slack.thread(root))
+    assert all(b - a >= 0.999 for a, b in itertools.pairwise(slack.times["C0000001"])), "one a second, over all runs"
 
 
 def test_two_hosts_daemons_on_one_home_tell_once(theatre: Theatre, slack: FakeSlack, lab: Receiver) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from notify.fake_slack import TOKEN
+from notify.trouble import TABLE
 
 from guard.cli._attention import cannot_be_told
 from guard.incidents import IncidentLog, read_story
@@ -463,48 +464,6 @@ def test_a_night_with_trouble(night, slack, courier, clock, spec, trouble, when)
     assert all(b - a >= 0.999 for a, b in itertools.pairwise(times)), "at most one a second"
 
 
-class Trouble:
-    """What is wrong with Slack for ten minutes, at one place of the story.
-
-    Args:
-        fault: taken by each request of one method; or what is broken for all of them.
-        reason: in what `guard incidents` shows meanwhile.
-    """
-
-    def __init__(self, fault, reason):
-        self.fault, self.reason = fault, reason
-
-    def begin(self, slack, method):
-        match self.fault:
-            case "down":
-                slack.stop()
-            case "revoked":
-                slack.tokens.clear()
-            case "archived":
-                slack.archived.add("C0000001")
-            case fault:
-                slack.fail(*[fault] * 4, method=method)
-
-    def end(self, slack):
-        slack.faults.clear()
-        slack.archived.clear()
-        slack.tokens.add(TOKEN)
-        slack.release.set()
-        if self.fault == "down":
-            slack.start()
-
-
-TABLE = [
-    Trouble("down", "connection refused"),
-    Trouble("500", "HTTP 500 without a proper answer"),
-    Trouble("html", "HTTP 500 without a proper answer"),
-    Trouble("429:120", "asked to slow down"),
-    Trouble("lost", "connection lost"),
-    Trouble("hang", "no answer in time"),
-    Trouble("done:internal_error", "internal_error"),
-    Trouble("revoked", "invalid_auth"),
-    Trouble("archived", "is_"),  # is_archived for a post, is_inactive for an edit
-]
 PLACES = {
     "root": ("chat.postMessage", lambda n: n.opened()),
     "reply": ("chat.postMessage", lambda n: n.attempt()),
