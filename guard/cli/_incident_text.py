@@ -19,7 +19,7 @@ _SHOWN = 8  # ticks before the incident
 
 def tell(run: RunStory, incident: Incident) -> None:
     """Prints all that is known of one incident."""
-    from guard.notify import from_outside, story, why
+    from guard.notify import account, from_outside, story, why
     from guard.notify.render import TRIED
     from guard.notify.words import clean, fault
 
@@ -32,7 +32,7 @@ def tell(run: RunStory, incident: Incident) -> None:
     )
     out()
     out_fields(_head(run, incident))
-    _section("What happened", story.what_happened(incident).splitlines()[:1])
+    _section("What happened", account.what_happened(incident).splitlines()[:1])
     out_fields(_numbers(incident))
     _rows_before(incident)
     _section("Why", why.told(incident).splitlines())
@@ -94,10 +94,10 @@ def _owner(incident: Incident) -> str:
 
 def _numbers(incident: Incident) -> Iterator[tuple[str, str]]:
     """Value, limit and what is usual; when it began."""
-    from guard.notify import story
+    from guard.notify import account
     from guard.notify.words import count, number, signal
 
-    d = story.detection(incident)
+    d = account.detection(incident)
     if d.get("signal"):
         yield "Signal", signal(str(d["signal"]))
         yield "Value", number(d.get("value"))

@@ -145,10 +145,11 @@ class Watched:
         return [i for i in self.log.incidents.values() if i.policy == POLICY]
 
     def _known(self) -> bool:
-        """Somebody has written this fault down already: the daemon, or a supervisor."""
+        """Somebody has written this fault down already: the daemon, or a supervisor that gave the run up. One that
+        meant to start it again, and is gone, has not."""
         since = float(self.log.run.get("time", 0.0))
         return any(
-            i.detector in _FAULTS.values() and i.opened_at >= since and i.status not in ("resolved", "ended")
+            i.detector in _FAULTS.values() and i.opened_at >= since and i.status == "exhausted"
             for i in self.log.incidents.values()
         )
 

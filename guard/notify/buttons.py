@@ -15,7 +15,7 @@ from typing import Any
 from guard.clock import Clock
 from guard.home import Home, run_id
 from guard.incidents import IncidentLog
-from guard.notify import story
+from guard.notify import account, story
 from guard.notify.blocks import Block
 
 PREFIX = "guard:"
@@ -57,7 +57,7 @@ _RESUME = _Button("resume", "Resume", "The run goes on; one that was stopped, wh
 def for_incident(log: IncidentLog, together: story.Together) -> list[Block]:
     """An ``actions`` block with what makes sense now; nothing if nothing does."""
     run, now = _run(log), together.latest
-    standing = next((i for i in reversed(together.again) if story.standing(i)), now)
+    standing = next((i for i in reversed(together.again) if account.standing(i)), now)
     elements = [
         _element(b, {"run": run, "incident": (standing if b is _UNDO else now).id, "verb": b.verb})
         for b in _sensible(log, together)
@@ -78,12 +78,12 @@ def _sensible(log: IncidentLog, together: story.Together) -> Iterator[_Button]:
     if goes_on and story.lost(log) is None:  # somebody is there who can obey
         if log.mode == "enforce":
             yield _OBSERVE
-        if any(story.standing(i) for i in together.again):
+        if any(account.standing(i) for i in together.again):
             yield _UNDO
         if log.mode == "enforce" and stage != "observed":
             yield _ROLLBACK
         yield _STOP
-    if (goes_on and story.paused(now)) or (log.finished or {}).get("status") == "stopped":
+    if (goes_on and account.paused(now)) or (log.finished or {}).get("status") == "stopped":
         yield _RESUME
 
 

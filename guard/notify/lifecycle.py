@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from guard.incidents import IncidentLog
-from guard.notify import blocks, render, story
+from guard.notify import account, blocks, render, story
 from guard.notify.message import Message, Reply
 from guard.notify.subject import Subject
 from guard.notify.words import clean, count, nth, number, one_line, sentence, span, utc
@@ -92,7 +92,7 @@ class Run(Subject):
     def _person(self) -> str:
         """Who stopped it, if a person did."""
         last = next(reversed(self.log.incidents.values()), None)
-        return clean(story.detection(last).get("message"), 120) if last and last.policy == "person" else ""
+        return clean(account.detection(last).get("message"), 120) if last and last.policy == "person" else ""
 
     def _wakes(self, ending: Entry) -> bool:
         """It went wrong, and no incident says so."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from guard.incidents import IncidentLog
-from guard.notify import blocks, buttons, story, why
+from guard.notify import account, blocks, buttons, story, why
 from guard.notify.from_outside import HAPPENED
 from guard.notify.message import Message, Reply
 from guard.notify.words import clean, count, cut, escape, fault, nth, number, one_line, sentence, utc
@@ -45,18 +45,18 @@ def root(log: IncidentLog, incident: Incident, *, listening: bool = False) -> Me
     acknowledged = f" · {_acknowledged(ack)}" if (ack := story.ack(log, now)) else ""
     headline = f"{severity.capitalize()} · {fault(now.detector)} · run {run}{acknowledged}"
     sections = [
-        ("What happened", story.what_happened(now)),
-        ("Where it began", story.where_it_began(now)),
+        ("What happened", account.what_happened(now)),
+        ("Where it began", account.where_it_began(now)),
         ("Why", why.told(now)),
         (TRIED, why.listed(now)),
         (
             "What the guard would have done" if now.status == "observed" else "What the guard did",
-            story.what_was_done(now),
+            account.what_was_done(now),
         ),
         ("Did it help?", story.did_it_help(log, now)),
         ("Before", _listed([_earlier(log, i) for i in together.again[:-1]], newest=True)),
         ("Seen at the same time", _listed([_told_with(i) for i in also])),
-        ("Still in force", "\n".join(f"• {s}" for i in together.again for s in story.standing(i)[-4:])),
+        ("Still in force", "\n".join(f"• {s}" for i in together.again for s in account.standing(i)[-4:])),
     ]
     kept = tuple((title, body) for title, body in sections if body)
     shown, command = _fields(log, now), f"guard show {run_dir(log)} {shlex.quote(one_line(now.id, 80))}"
@@ -101,12 +101,12 @@ def _history(log: IncidentLog, incident: Incident) -> list[Reply]:
     now = story.stage(log, incident)
     events: list[tuple[int, Reply]] = []
     for i, attempt in enumerate(incident.attempts):
-        escalated = story.escalated(incident, i)
+        escalated = account.escalated(incident, i)
         before = "That did not hold. Next: " if escalated else ""
         # Somebody is woken by the latest turn for the worse, not by those before it; a stop is told by the ending.
         latest = i == len(incident.attempts) - 1 and not any(r.type == "stop" for r in attempt.results)
         waking = escalated and latest and now in ("firing", "verifying")
-        line = story.attempt_line(
+        line = account.attempt_line(
             incident, type(attempt)(attempt.rung, attempt.tick, attempt.step, attempt.results, attempt.unavailable)
         )
         events.append((attempt.tick, Reply(f"attempt:{i}", before + line, waking)))
@@ -129,7 +129,7 @@ def _ending(log: IncidentLog, incident: Incident) -> list[Reply]:
             # The end of the run changes an exhausted incident's first line, but not what was told here.
             remedies = now == "exhausted" and waking and incident.detector not in HAPPENED
             said = "Needs you: out of remedies" if remedies else first
-            return [Reply(f"closed:{now}", sentence(said) + story.losses_said(incident), waking)]
+            return [Reply(f"closed:{now}", sentence(said) + account.losses_said(incident), waking)]
         case "over" if first.startswith("No action") or incident.detector in HAPPENED:
             return [Reply("over", sentence(first))]
         case "over" | "crashed":
@@ -211,7 +211,7 @@ def _fields(log: IncidentLog, incident: Incident) -> tuple[tuple[str, str], ...]
 
 
 def _told_with(incident: Incident) -> str:
-    message = clean(story.detection(incident).get("message") or "", 240)
+    message = clean(account.detection(incident).get("message") or "", 240)
     what = f"{fault(incident.detector)}, step {number(incident.opened_step)}"
     return f"{what}: {message}" if message else what
 

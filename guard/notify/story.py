@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 from guard.incidents import IncidentLog
-from guard.notify import from_outside, why
+from guard.notify import account, from_outside
 from guard.notify.from_outside import HAPPENED
-from guard.notify.words import as_float, clean, count, cut, fault, number, sentence, signal
-from guard.types import SEVERITIES, Attempt, Entry, Incident, Severity
+from guard.notify.words import as_float, clean, count, fault, sentence
+from guard.types import SEVERITIES, Entry, Incident, Severity
 
 Stage = Literal["firing", "verifying", "resolved", "exhausted", "stopped", "crashed", "over", "observed"]
 NEEDS_YOU: frozenset[Stage] = frozenset({"exhausted", "stopped", "crashed"})
@@ -171,7 +170,7 @@ def _firsts(log: IncidentLog) -> dict[str, str]:
     for incident in log.incidents.values():
         if incident.evidence.get("attached_to") or incident.policy == "person":
             continue
-        fault_of = (incident.policy, incident.detector, str(detection(incident).get("signal")))
+        fault_of = (incident.policy, incident.detector, str(account.detection(incident).get("signal")))
         past = before.get(fault_of)
         if past and incident.opened_at - (past.closed_at or incident.opened_at) <= AGAIN:
             firsts[incident.id] = firsts.get(past.id, past.id)
@@ -203,21 +202,6 @@ def rank(severity: Severity) -> int:
     return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
-def outcome(incident: Incident) -> dict[str, Any]:
-    found = incident.evidence.get("outcome")
-    return found if isinstance(found, dict) else {}
-
-
-def detection(incident: Incident) -> dict[str, Any]:
-    found = incident.evidence.get("detection")
-    return found if isinstance(found, dict) else {}
-
-
-def lost_steps(incident: Incident) -> str:
-    steps = as_float(outcome(incident).get("steps_lost"))
-    return "no steps lost" if not steps > 0 else f"{count(int(steps), 'step')} lost"
-
-
 def first_line(log: IncidentLog, incident: Incident) -> str:
     """What the person woken needs to know."""
     line = _of_outside(log, incident) if incident.detector in HAPPENED else _of_inside(log, incident)
@@ -238,7 +222,7 @@ def _of_outside(log: IncidentLog, incident: Incident) -> str:
         case "firing":
             return f"Working on it: {what}; {who or 'it is started again'}"
         case "verifying":
-            return f"Working on it: {_latest_deed(incident)}, now checking that it helps"
+            return f"Working on it: {account.latest_deed(incident)}, now checking that it helps"
         case _ if incident.attempts or restarted(log, incident):
             return f"No action needed: the run {happened} and was started again"
     return f"Over: the run {happened}, and has ended since"
@@ -249,12 +233,12 @@ def _of_inside(log: IncidentLog, incident: Incident) -> str:
     match stage(log, incident):
         case "resolved":
             return (
-                f"No action needed: repaired, {lost_steps(incident)}"
+                f"No action needed: repaired, {account.lost_steps(incident)}"
                 if incident.attempts
                 else f"No action needed: {what} passed by itself"
             )
         case "stopped" if incident.policy == "person":
-            return f"No action needed: stopped, {clean(detection(incident).get('message'))}"
+            return f"No action needed: stopped, {clean(account.detection(incident).get('message'))}"
         case "stopped" if _taken_care_of(log, incident):
             return "No action needed: the run stopped and was started again since"
         case "stopped":
@@ -271,110 +255,26 @@ def _of_inside(log: IncidentLog, incident: Incident) -> str:
         case "over":
             return f"Run over before a verdict: {what}"
         case "observed":
-            would = _latest_deed(incident)
+            would = account.latest_deed(incident)
             return f"Watching only: {f'would have {would}' if would else what + ', nothing was done'}"
         case "verifying":
-            return f"Working on it: {_latest_deed(incident) or 'attempt made'}, now checking that it helps"
+            return f"Working on it: {account.latest_deed(incident) or 'attempt made'}, now checking that it helps"
     return f"Seen: {what}, nothing done yet"
 
 
-def _latest_deed(incident: Incident) -> str:
-    return cut("; ".join(_summaries(incident.attempts[-1])), 80) if incident.attempts else ""
-
-
-def what_happened(incident: Incident) -> str:
-    """The detection in words: value, limit, what is usual."""
-    d = detection(incident)
-    lines = [sentence(clean(d.get("message") or fault(incident.detector)))]
-    if d.get("signal") and d.get("value") is not None:
-        measured = f"{sentence(signal(d['signal']))[:-1]}: {number(d['value'])}"
-        extras = [
-            f"{label} {number(d[key])}"
-            for key, label in (("threshold", "limit"), ("baseline", "usual"))
-            if math.isfinite(as_float(d.get(key)))
-        ]
-        lines.append(" · ".join([measured, *extras]))
-    if incident.count > 1:
-        lines.append(f"Seen {number(incident.count)} times{'' if incident.ended else ' so far'}.")
-    return "\n".join(lines)
-
-
-def where_it_began(incident: Incident) -> str:
-    since = detection(incident).get("since")
-    lines = []
-    if isinstance(since, int) and incident.detector not in HAPPENED:
-        before = incident.opened_tick - since
-        lines.append(
-            f"At step {number(incident.opened_step)}, the same step in which it was seen."
-            if before <= 0
-            else sentence(f"{_step_at(incident, since)}{count(before, 'step')} before it was seen")
-        )
-    if incident.cause and not why.told(incident):
-        lines.append(f"Cause: {clean(incident.cause).rstrip('.')}.")
-    return "\n".join(lines)
-
-
-def escalated(incident: Incident, i: int) -> bool:
-    """The attempt at index `i` was made because the one before it failed."""
-    i %= len(incident.attempts)
-    return i > 0 and incident.attempts[i].rung > incident.attempts[i - 1].rung and incident.status != "observed"
-
-
-def _step_at(incident: Incident, tick: int) -> str:
-    rows = incident.evidence.get("signals")
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, list) and len(row) > 1 and row[0] == tick:
-            return f"at step {number(row[1])}, "
-    return ""
-
-
-def what_was_done(incident: Incident) -> str:
-    """The attempts, numbered; of a long list the first and the latest."""
-    if not incident.attempts:
-        return "" if incident.detector in HAPPENED else "Nothing so far."
-    lines = [f"{i}. {attempt_line(incident, a)}" for i, a in enumerate(incident.attempts, 1)]
-    if len(lines) > 8:
-        lines = [*lines[:2], f"… {len(lines) - 7} more …", *lines[-5:]]
-    pause = incident.evidence.get("pause")
-    if isinstance(pause, dict):
-        lines.append(f"The pause is over: {clean(pause.get('ended'), 160)}.")
-    return "\n".join(lines)
-
-
-def attempt_line(incident: Incident, attempt: Attempt) -> str:
-    done = "; ".join(_summaries(attempt))
-    would = "would have " if incident.status == "observed" and done else ""
-    line = f"Step {number(attempt.step)}: {would}{done or 'nothing could be done'}."
-    if attempt.repeats:
-        line += f" Repeated {count(attempt.repeats, 'time')}."
-    for action, reason in attempt.unavailable[:4]:
-        line += f" Not possible: {clean(action, 40)} ({clean(reason, 160).rstrip('.')})."
-    return line
-
-
-def _summaries(attempt: Attempt) -> list[str]:
-    return [clean(r.summary or r.type, 200).rstrip(".") for r in attempt.results]
-
-
-def losses_said(incident: Incident) -> str:
-    """`` Loss before 2.31, after 2.29, expected 2.3.``, or "" if none is known."""
-    labels = (("loss_before", "before"), ("loss_after", "after"), ("loss_expected", "expected"))
-    known = {label: value for key, label in labels if (value := outcome(incident).get(key)) is not None}
-    return f" Loss {', '.join(f'{label} {number(value)}' for label, value in known.items())}." if known else ""
-
-
 def did_it_help(log: IncidentLog, incident: Incident) -> str:
-    now, losses = stage(log, incident), losses_said(incident)
+    now, losses = stage(log, incident), account.losses_said(incident)
     match now:
         case "resolved" if incident.detector in HAPPENED:
             return "The run goes on."
         case "resolved":
             if not incident.attempts:
                 return f"It passed without a remedy.{losses}"
-            after, expected = (as_float(outcome(incident).get(key)) for key in ("loss_after", "loss_expected"))
+            after, expected = (as_float(account.outcome(incident).get(key)) for key in ("loss_after", "loss_expected"))
             if after > expected + 0.5 * abs(expected):
-                return f"The fault is gone, the loss is not yet where it was. {sentence(lost_steps(incident))}{losses}"
-            return f"Yes, {lost_steps(incident)}.{losses}"
+                steps = sentence(account.lost_steps(incident))
+                return f"The fault is gone, the loss is not yet where it was. {steps}{losses}"
+            return f"Yes, {account.lost_steps(incident)}.{losses}"
         case "exhausted" | "stopped" if incident.attempts:
             tried = sum(1 + a.repeats for a in incident.attempts if not all(r.type == "stop" for r in a.results))
             failed = f"No: {count(tried, 'attempt')} failed." if tried else "No repair was tried."
@@ -386,16 +286,3 @@ def did_it_help(log: IncidentLog, incident: Incident) -> str:
         case "over" | "crashed":
             return f"Not known: the run {'crashed' if now == 'crashed' else 'ended'} first.{losses}"
     return ""
-
-
-def paused(incident: Incident) -> bool:
-    """Its latest attempt has paused the run, and that has not ended as far as is known."""
-    last = incident.attempts[-1].results if incident.attempts and not incident.ended else []
-    return "pause" not in incident.evidence and any(r.type == "pause" and "paused_for" in r.changes for r in last)
-
-
-def standing(incident: Incident) -> list[str]:
-    """Changes that are still in force and can be undone."""
-    if incident.status == "observed":
-        return []
-    return [clean(r.summary or r.type, 200).rstrip(".") for a in incident.attempts for r in a.results if r.standing]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from guard.incidents import IncidentLog
-from guard.notify import attention, render, story
+from guard.notify import account, attention, render, story
 from guard.notify.message import Message, Reply
 from guard.types import Incident
 
@@ -94,7 +94,7 @@ class Told(Subject):
         return story.needs_person(self.log, self.latest) and not story.ack(self.log, self.latest)
 
     def worse(self) -> bool:
-        escalated = story.stage(self.log, self.latest) == "verifying" and story.escalated(self.latest, -1)
+        escalated = story.stage(self.log, self.latest) == "verifying" and account.escalated(self.latest, -1)
         return self.calls() or escalated
 
     def over(self) -> bool:

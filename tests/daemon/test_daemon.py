@@ -107,6 +107,19 @@ def test_what_a_supervisor_has_written_down_is_not_written_again(theatre: Theatr
     assert theatre.incidents(stage) == [("crash", "exhausted")]
 
 
+def test_a_supervisor_that_is_killed_before_it_starts_the_run_again(theatre: Theatre) -> None:
+    stage = theatre.run(supervisor=(os.getpid(), "1"))
+    theatre.go(10, stages=(stage,))
+    theatre.die(stage)
+    opened = {"policy": "supervisor", "detector": "crash", "severity": "critical", "detection": {"message": "killed"}}
+    stage.journal("incident_opened", incident="d0001", **opened)
+    stage.journal("incident_evidence", incident="d0001", evidence={"restarts": "it is started again"}, cause="")
+    theatre.go(10)
+    assert theatre.incidents(stage) == [("crash", "firing"), ("crash", "exhausted")]
+    told = IncidentLog(read_story(stage.path)).incidents.values()
+    assert [i.evidence["restarts"] for i in told][1] == "nobody starts it again: its guard run is gone"
+
+
 def test_a_suspended_machine_gives_grace(theatre: Theatre) -> None:
     stage = theatre.run()
     theatre.go(10, stages=(stage,))

@@ -9,7 +9,7 @@ from daemon.conftest import Play, Script
 
 from guard.daemon.kernel import OutOfMemory
 from guard.incidents import IncidentLog, read_journal
-from guard.notify import story
+from guard.notify import account, story
 
 TERM, INT, KILL, CONT = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGCONT
 
@@ -53,7 +53,7 @@ def test_a_crash_is_written_down_and_the_run_started_again(stage):
     assert incident.cause == "ValueError: no more data"
     assert incident.evidence["stderr"] == ["Traceback", "ValueError: no more data"]
     assert incident.evidence["exit"] == 1
-    assert "started the run again (1 of 3 without a new step)" in story.what_was_done(incident)
+    assert "started the run again (1 of 3 without a new step)" in account.what_was_done(incident)
 
 
 @pytest.mark.parametrize(
