@@ -11,6 +11,7 @@ from guard.preemption import GRACE, Preemption
 if TYPE_CHECKING:
     from guard.guard import Guard
 
+_DYING = 2.0  # [s] after an exception, for another rank to be gone that has caused it
 _FLUSH = 0.2  # [s] of `close` that are left for the disk
 
 
@@ -27,7 +28,7 @@ def close(guard: Guard, timeout: float, *, crashed: BaseException | bool, preemp
         report.write("preempted", durable=True, checkpoint=guard.boundary.save_last(GRACE / 2))
     elif guard.acting and guard.attached and not live.stopping and crashed is False:
         _verify(guard)
-    if crashed is not False and (gone := live.ranks.gone()):
+    if crashed is not False and (gone := live.ranks.gone(_DYING)):
         report.trouble("rank_lost", f"{gone}, and the others cannot go on without it", "ranks", "critical")
     live.errands.close(timeout)
     guard.report_errands()

@@ -11,6 +11,7 @@ import datetime
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from torch import Tensor
 from guard.errors import GuardError, RankLostError
 from guard.ranks.agreement import CALM, Agreed, Packer
 from guard.types import Signals
+
+_LOOK = 0.05  # [s] between looks at whether a rank has ended
 
 TIMEOUT = 1800.0  # [s] that a rank waits for the others, by default
 
@@ -238,16 +241,23 @@ class Ranks:
         except RuntimeError as error:
             raise self._lose(what, error) from error
 
-    def gone(self) -> str:
+    def gone(self, patience: float = 0.0) -> str:
         """Which other ranks have ended, as far as this host can tell, e.g. ``rank 1 (process 7 on node3) has ended``;
         empty if none. Asks nobody.
+
+        Args:
+            patience: how long to wait for one [s]: a process that ends closes its connections before it is gone.
         """
-        here = platform.node()
-        gone = [
-            f"rank {rank} (process {pid} on {host})"
-            for rank, (host, pid) in enumerate(self._where)
-            if rank != self.rank and host == here and has_ended(pid)
-        ]
+        here, until = platform.node(), time.monotonic() + patience
+        while True:
+            gone = [
+                f"rank {rank} (process {pid} on {host})"
+                for rank, (host, pid) in enumerate(self._where)
+                if rank != self.rank and host == here and has_ended(pid)
+            ]
+            if gone or self.world == 1 or time.monotonic() >= until:
+                break
+            time.sleep(_LOOK)
         verb = "has" if len(gone) == 1 else "have"
         return f"{', '.join(gone)} {verb} ended" if gone else ""
 
