@@ -99,7 +99,7 @@ class Outbox:
 
     def __init__(self, path: Path | None) -> None:
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._db = sqlite3.connect(
             str(path) if path else ":memory:", timeout=_LOCK_WAIT, isolation_level=None, check_same_thread=False
