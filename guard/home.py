@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from guard.process import boot_id, started
 VARIABLE = "GUARD_HOME"
 LOCAL_VARIABLE = "GUARD_LOCAL_STATE"
 LEASE = 60.0  # [s] a claim holds without renewal
+_SCRATCH = Path("/var/tmp")
 _SETTLE = 2.0  # [s] after which everybody has seen who was the last to write
 _MAX_BYTES = 64 << 10
 # File systems on which a lock or an SQLite file is not to be trusted, because other hosts see them too.
@@ -94,9 +96,17 @@ def where() -> Path | None:
 
 def local_state() -> Path:
     """A folder of this user on this host's own disk, which outlives a reboot: for SQLite and locks.
-    ``GUARD_LOCAL_STATE``, else in /var/tmp."""
+    ``GUARD_LOCAL_STATE``, else in /var/tmp; where somebody else has put something in its place, in the user's home."""
     named = os.environ.get(LOCAL_VARIABLE, "").strip()
-    return Path(named).absolute() if named else Path("/var/tmp") / f"training-guard-{os.getuid()}"
+    if named:
+        return Path(named).absolute()
+    usual = _SCRATCH / f"training-guard-{os.getuid()}"
+    try:
+        found = usual.lstat()
+    except FileNotFoundError:
+        return usual
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return usual if own else Path.home() / ".local/state" / f"training-guard-{socket.gethostname()}"
 
 
 def on_shared_disk(path: Path) -> bool:

@@ -149,3 +149,15 @@ def test_what_is_forwarded_is_taken_once(at: Home) -> None:
 
 def test_this_disk_is_not_shared(tmp_path: Path) -> None:
     assert not home.on_shared_disk(tmp_path)
+
+
+def test_what_somebody_else_has_put_in_its_place_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GUARD_LOCAL_STATE", raising=False)
+    monkeypatch.setattr(home, "_SCRATCH", tmp_path)
+    usual = tmp_path / f"training-guard-{os.getuid()}"
+    assert home.local_state() == usual
+    usual.mkdir()
+    assert home.local_state() == usual
+    usual.rmdir()
+    usual.symlink_to("/etc")
+    assert home.local_state().is_relative_to(Path.home())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from guard.daemon import systemd
@@ -81,6 +82,7 @@ class Loop:
         if self._page is not None:
             self._page.close()
             self._page = None
+        self._daemon.presence = replace(self._daemon.presence, page="")
         address = self._daemon.settings.address()
         if address is None:
             return
@@ -90,7 +92,9 @@ class Loop:
             self._daemon.say(f"no status page: {address[0]}:{address[1]} cannot be had ({error.strerror})")
             return
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        self._daemon.say(f"status page on http://{host}:{self._page.port}/")
+        page = f"http://{host}:{self._page.port}/"
+        self._daemon.presence = replace(self._daemon.presence, page=page)
+        self._daemon.say(f"status page on {page}")
 
     def _changed(self) -> tuple[int, int] | None:
         """When the file was last written; None if it is not there for the moment."""

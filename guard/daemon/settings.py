@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from apscheduler.triggers.cron import CronTrigger
@@ -190,7 +189,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def load(source: Path | Mapping[str, Any] | None) -> Settings:
+def load(source: Path | None) -> Settings:
     """The settings in a file, or the defaults.
 
     Raises:
@@ -198,8 +197,6 @@ def load(source: Path | Mapping[str, Any] | None) -> Settings:
     """
     if source is None:
         return Settings()
-    if isinstance(source, Mapping):
-        return Settings.model_validate(source)
     try:
         root = read_yaml(read(source), source)
     except Unreadable as error:

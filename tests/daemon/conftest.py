@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from notify.fake_slack import FakeSlack
 
 from guard.clock import FakeClock
 from guard.daemon import kernel
 from guard.daemon.custody import Ward
 from guard.daemon.supervise import Plan, Supervisor
 from guard.incidents.journal import NAME, encode
+from guard.notify import outbox
 
 if TYPE_CHECKING:
     from daemon.theatre import Theatre
@@ -163,3 +165,15 @@ def theatre(tmp_path: Path) -> Iterator[Theatre]:
     yield made
     for daemon in made.daemons:
         daemon.close(0.0)
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_SYNCHRONOUS", "OFF")
+
+
+@pytest.fixture
+def slack(theatre: Theatre, no_waiting_for_the_disk: None) -> Iterator[FakeSlack]:
+    fake = FakeSlack(theatre.clock).start()
+    yield fake
+    fake.stop()

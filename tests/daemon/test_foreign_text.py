@@ -19,23 +19,11 @@ from guard.daemon import page, standing
 from guard.daemon.answers import Answers
 from guard.daemon.metrics import Collector
 from guard.incidents import IncidentLog, acts, read_story
-from guard.notify import Courier, ReceiverSpec, outbox, render, render_digest
+from guard.notify import Courier, ReceiverSpec, render, render_digest
 from guard.notify.evidence import report
 
 NASTY = "../x <!channel> <@U1> `ticks` *bold* two\nlines \u202eRTL \x1b[31mred\x1b[0m @here & <script>alert(1)</script>"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_SYNCHRONOUS", "OFF")
-
-
-@pytest.fixture
-def slack(theatre: Theatre) -> Iterator[FakeSlack]:
-    fake = FakeSlack(theatre.clock).start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture(params=[NASTY, NASTY + "z" * 5_000_000], ids=["nasty", "and 5 MB"])

@@ -103,6 +103,19 @@ def test_the_watchdog_is_fed_only_while_jobs_advance(
     loop.look()  # nobody listens any more
 
 
+def test_where_the_page_is_is_announced(theatre: Theatre) -> None:
+    theatre.restart()
+    theatre.daemon.settings = theatre.daemon.settings.model_copy(update={"listen": "127.0.0.1:0"})
+    loop = Loop(theatre.daemon, None, lambda: None)
+    loop._serve()
+    theatre.daemon.roster()
+    (found,) = theatre.home.daemons()
+    assert found.page.startswith("http://127.0.0.1:")
+    assert get(int(found.page.rstrip("/").rpartition(":")[2]), "/healthz")[0] == 200
+    assert loop._page is not None
+    loop._page.close()
+
+
 def test_from_start_to_end(theatre: Theatre) -> None:
     loop = Loop(theatre.daemon, None, lambda: None)
     # On this clock a wait takes no time: the loop is told to end by what it says when it has begun.

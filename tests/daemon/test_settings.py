@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def test_every_key(tmp_path: Path) -> None:
     assert found.address() == ("127.0.0.1", 8787)
     assert found.digest is not None
     assert "mon-fri" in str(found.digest.trigger())
+
+
+def test_the_example_in_the_docstring_loads(tmp_path: Path) -> None:
+    shown = textwrap.dedent(str(settings.__doc__).partition("\n\n")[2])
+    assert set(load(written(tmp_path, shown)).receivers) == {"lab", "oncall"}
 
 
 def test_without_a_file_there_are_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,22 +17,10 @@ from notify.trouble import TABLE, Trouble
 from guard.daemon.metrics import Collector
 from guard.daemon.settings import Digest, Escalate
 from guard.incidents.acts import acknowledge
-from guard.notify import Courier, outbox
+from guard.notify import Courier
 from guard.notify.aside import Aside
 from guard.policy import PolicySet, Receiver, SecretRef
 from guard.receivers import receiver_specs
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_SYNCHRONOUS", "OFF")
-
-
-@pytest.fixture
-def slack(theatre: Theatre) -> Iterator[FakeSlack]:
-    fake = FakeSlack(theatre.clock).start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture
